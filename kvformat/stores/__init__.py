@@ -1,0 +1,1 @@
+"""Stores: where objects live. One protocol, found by URI scheme."""

@@ -55,7 +55,7 @@ class Store(Protocol):
         sizes: Sequence[Sequence[int]],
         offsets: Sequence[Sequence[int]],
     ) -> list[int]:
-        """Write ``sizes[i][j]`` bytes from ``addresses[i][j]`` to ``offsets[i][j]`` of object ``i``.
+        """Write ``sizes[i][j]`` bytes at ``addresses[i][j]`` to ``offsets[i][j]`` of object ``i``.
 
         Answers the bytes written for the key: all of them, or a negative code.
         """

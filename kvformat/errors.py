@@ -50,6 +50,7 @@ class Reason(str, Enum):
     HEADER_FEATURE = "header_feature"
     HEADER_RESERVED = "header_reserved"
     HEADER_HASH = "header_hash"
+    HEADER_TOKENS = "header_tokens"
     HEADER_GROUPS = "header_groups"
     HEADER_COMPLETENESS = "header_completeness"
     HEADER_RANGES = "header_ranges"

@@ -75,9 +75,7 @@ class Component(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             _check(
                 _NAME.fullmatch(axis) is not None, bad, f"{what}: axis name {axis!r} is not a name"
             )
-            _check(
-                0 < size <= registry.MAX_INTEGER, bad, f"{what}: axis {axis!r} has size {size}"
-            )
+            _check(0 < size <= registry.MAX_INTEGER, bad, f"{what}: axis {axis!r} has size {size}")
         if bits < 8:
             # Two elements share a byte, so a cut or a stride through it would have no address.
             _check(
@@ -271,7 +269,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             else:
                 raise LayoutError(
                     bad,
-                    f"config {name!r} is a {type(value).__name__}; only text, integers and booleans "
+                    f"config {name!r} is a {type(value).__name__}; only text, integers, booleans "
                     "(write a float as text)",
                 )
 
@@ -316,7 +314,7 @@ class ShardGrid(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             _check(
                 0 < len(starts) <= registry.MAX_SHARDS
                 and starts[0] == 0
-                and all(a <= b for a, b in zip(starts, starts[1:], strict=False)),
+                and list(starts) == sorted(starts),
                 bad,
                 f"layer_starts {list(starts)} does not start at 0 and rise",
             )
@@ -388,9 +386,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         for groups in self.objects:
             _check(list(groups) == sorted(groups), bad, f"object {list(groups)} is not ascending")
             sizes = {self.groups[index].block_size for index in groups}
-            _check(
-                len(sizes) == 1, bad, f"object {list(groups)} joins block sizes {sorted(sizes)}"
-            )
+            _check(len(sizes) == 1, bad, f"object {list(groups)} joins block sizes {sorted(sizes)}")
             num_layers = sum(len(self.groups[index].layers) for index in groups)
             _check(
                 num_layers <= registry.MAX_OBJECT_LAYERS,

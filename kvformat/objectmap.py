@@ -49,7 +49,7 @@ def context_tokens(
 ) -> NDArray[np.int64]:
     """Ascending indices of the tokens of a context shard: runs of ``interleave``, dealt in turn."""
     tokens = np.arange(num_tokens, dtype=np.int64)
-    return tokens[tokens // interleave % num_shards == index]
+    return tokens.compress(tokens // interleave % num_shards == index)
 
 
 def layer_interval(layout: Layout, group: int, layer_shard: int) -> tuple[int, int]:

@@ -66,4 +66,9 @@ def header_nbytes(num_layers: Iterable[int]) -> int:
     nbytes = FIXED.size + CHECKSUM.size
     for layers in num_layers:
         nbytes += GROUP.size + WORD_NBYTES * (completeness_words(layers) + 3 * layers)
+    return align(nbytes)
+
+
+def align(nbytes: int) -> int:
+    """The next multiple of the header alignment."""
     return -(-nbytes // ALIGNMENT) * ALIGNMENT

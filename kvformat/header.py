@@ -1,0 +1,430 @@
+"""The object header: what an object says of itself, and whether it is the one asked for.
+
+:func:`decode_header` judges bytes by themselves; :func:`check_header` judges a header against the
+object that the reader wants. Both trust no length before it has been checked, and raise nothing
+but :class:`~kvformat.errors.RemoteDataError`.
+
+Source: spec/kvformat.md sections 6.1 to 6.4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from kvformat import registry, wire
+from kvformat.checksum import checksum
+from kvformat.errors import (
+    ChecksumMismatchError,
+    FingerprintMismatchError,
+    HeaderError,
+    LayoutError,
+    Reason,
+    UnsupportedFeatureError,
+    UnsupportedVersionError,
+)
+from kvformat.key import Shard
+from kvformat.objectmap import ObjectMap
+
+_FEATURES_KNOWN: Final = registry.KNOWN_REQUIRED_FEATURES
+_NO_EXTENSION: Final = bytes(32)
+_U64: Final = np.dtype("<u8")
+_DIRECTORY_AT: Final = wire.FIXED.size
+_GROUP_NBYTES: Final = wire.GROUP.size
+_unpack_groups: Final = wire.GROUP.iter_unpack
+_pack: Final = wire.CHECKSUM.pack
+
+
+class GroupSpan(msgspec.Struct, frozen=True, gc=False):
+    """The layers of one group in an object, and which of them are complete.
+
+    Bit ``i`` of ``complete`` stands for layer ``first_layer + i`` of the group.
+    """
+
+    group: int
+    first_layer: int
+    num_layers: int
+    complete: int
+
+    @property
+    def is_complete(self) -> bool:
+        """Every layer of the group that belongs to the object is written."""
+        return self.complete == (1 << self.num_layers) - 1
+
+
+class ObjectHeader(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
+    """A decoded header. Arrays are ``[num_ranges]`` of little-endian uint64, and read-only."""
+
+    minor: int = registry.FORMAT_MINOR
+    header_nbytes: int
+    required_features: int = 0
+    optional_features: int = registry.OPTIONAL_PAYLOAD_XXH3
+    fingerprint: bytes
+    object_nbytes: int
+    write_id: bytes
+    group_bitmap: int
+    num_tokens: int
+    shard: Shard
+    block_hash: bytes
+    spans: tuple[GroupSpan, ...]
+    offsets: NDArray[np.uint64]
+    sizes: NDArray[np.uint64]
+    checksums: NDArray[np.uint64]
+    extension: bytes = _NO_EXTENSION
+
+    @property
+    def has_checksums(self) -> bool:
+        """The writer filled the range checksums in."""
+        return bool(self.optional_features & registry.OPTIONAL_PAYLOAD_XXH3)
+
+    @property
+    def is_complete(self) -> bool:
+        """Every layer of every group of the object is written."""
+        return all(span.is_complete for span in self.spans)
+
+
+def new_header(
+    object_map: ObjectMap,
+    fingerprint: bytes,
+    block_hash: bytes,
+    write_id: bytes,
+    checksums: Sequence[int] | NDArray[np.uint64] | None,
+) -> ObjectHeader:
+    """The header of a complete object.
+
+    Args:
+        object_map: the object's place in its layout.
+        fingerprint: the layout's, 16 bytes.
+        block_hash: the engine's full hash, ``layout.hash.digest_nbytes`` bytes.
+        write_id: 16 random bytes, fresh for each put.
+        checksums: XXH3-64 per entry of ``object_map.layers``, or None where the writer can't
+            compute them.
+
+    Raises ``LayoutError`` where an argument has the wrong length.
+    """
+    num_ranges = len(object_map.layers)
+    for name, found, expected in (
+        ("fingerprint", len(fingerprint), 16),
+        ("block_hash", len(block_hash), object_map.layout.hash.digest_nbytes),
+        ("write_id", len(write_id), 16),
+        ("checksums", num_ranges if checksums is None else len(checksums), num_ranges),
+    ):
+        if found != expected:
+            raise LayoutError(Reason.HEADER_SIZE, f"{name} has length {found}, expected {expected}")
+    return ObjectHeader(
+        header_nbytes=object_map.header_nbytes,
+        optional_features=0 if checksums is None else registry.OPTIONAL_PAYLOAD_XXH3,
+        fingerprint=fingerprint,
+        object_nbytes=object_map.nbytes,
+        write_id=write_id,
+        group_bitmap=object_map.group_bitmap,
+        num_tokens=object_map.block_size,
+        shard=object_map.shard,
+        block_hash=block_hash,
+        spans=tuple(
+            GroupSpan(group, first, num_layers, (1 << num_layers) - 1)
+            for group, first, num_layers in object_map.spans
+        ),
+        offsets=object_map.offsets,
+        sizes=object_map.sizes,
+        checksums=np.zeros(num_ranges, _U64)
+        if checksums is None
+        else np.asarray(checksums, dtype=_U64),
+    )
+
+
+def encode_header(header: ObjectHeader) -> bytes:
+    """The bytes of a header. Writes what it is given: :func:`new_header` is what makes it right."""
+    directory, words = [], []
+    for span in header.spans:
+        directory.append(wire.GROUP.pack(span.group, 0, span.first_layer, span.num_layers, 0))
+        num_words = wire.completeness_words(span.num_layers)
+        words.append(span.complete.to_bytes(num_words * wire.WORD_NBYTES, "little"))
+    body = b"".join(
+        (
+            wire.FIXED.pack(
+                wire.MAGIC,
+                registry.FORMAT_MAJOR,
+                header.minor,
+                header.header_nbytes,
+                header.required_features,
+                header.optional_features,
+                header.fingerprint,
+                header.object_nbytes,
+                header.write_id,
+                header.group_bitmap,
+                header.num_tokens,
+                header.shard.layer,
+                header.shard.head,
+                header.shard.context,
+                len(header.block_hash),
+                len(header.spans),
+                len(header.offsets),
+                header.block_hash,
+                header.extension,
+            ),
+            *directory,
+            *words,
+            header.offsets.tobytes(),
+            header.sizes.tobytes(),
+            header.checksums.tobytes(),
+        )
+    )
+    body = body.ljust(header.header_nbytes - wire.CHECKSUM.size, b"\0")
+    return body + wire.CHECKSUM.pack(xxhash.xxh3_64_intdigest(body))
+
+
+def header_nbytes_of(preamble: bytes | bytearray | memoryview) -> int:
+    """How many bytes the header has that starts with these 16 or more bytes.
+
+    For readers without the layout. Raises like :func:`decode_header`.
+    """
+    if len(preamble) < wire.PREAMBLE.size:
+        raise HeaderError(
+            Reason.HEADER_TRUNCATED, f"{len(preamble)} bytes are no header; at least 16 are needed"
+        )
+    magic, major, _minor, nbytes = wire.PREAMBLE.unpack_from(preamble)
+    if magic != wire.MAGIC:
+        raise HeaderError(
+            Reason.HEADER_MAGIC, f"starts with {magic.hex()}, expected {wire.MAGIC.hex()}"
+        )
+    if major != registry.FORMAT_MAJOR:
+        raise UnsupportedVersionError(
+            Reason.HEADER_VERSION,
+            f"header has format major {major}, this library knows {registry.FORMAT_MAJOR}",
+        )
+    if nbytes % wire.ALIGNMENT or not (wire.MIN_HEADER_NBYTES <= nbytes <= wire.MAX_HEADER_NBYTES):
+        raise HeaderError(
+            Reason.HEADER_SIZE,
+            f"header claims {nbytes} bytes; a multiple of {wire.ALIGNMENT} in "
+            f"{wire.MIN_HEADER_NBYTES}..{wire.MAX_HEADER_NBYTES} is allowed",
+        )
+    return int(nbytes)
+
+
+def decode_header(data: bytes | bytearray | memoryview) -> ObjectHeader:
+    """The header at the start of ``data``, which may go on after it.
+
+    Raises:
+        HeaderError: not a valid header; ``reason`` tells the first rule that is broken.
+        UnsupportedVersionError: another format major.
+        UnsupportedFeatureError: an unknown required feature bit.
+    """
+    nbytes = header_nbytes_of(data)
+    if len(data) < nbytes:
+        raise HeaderError(
+            Reason.HEADER_TRUNCATED, f"header has {nbytes} bytes, {len(data)} are there"
+        )
+    # A private copy: a shared buffer must not change between a check and the use of what it
+    # checked, and arrays made from it are read-only.
+    header = bytes(data[:nbytes])
+    body_nbytes = nbytes - wire.CHECKSUM.size
+    (stored,) = wire.CHECKSUM.unpack_from(header, body_nbytes)
+    if xxhash.xxh3_64_intdigest(memoryview(header)[:body_nbytes]) != stored:
+        raise HeaderError(Reason.HEADER_CHECKSUM, "header checksum does not match its bytes")
+    (
+        _magic, _major, minor, _nbytes, required, optional, fingerprint, object_nbytes, write_id,
+        bitmap, num_tokens, layer_shard, head_shard, context_shard, hash_nbytes, num_groups,
+        num_ranges, hash_area, extension,
+    ) = wire.FIXED.unpack_from(header)  # fmt: skip
+    if required & ~_FEATURES_KNOWN:
+        raise UnsupportedFeatureError(
+            Reason.HEADER_FEATURE,
+            f"required feature bits {required & ~_FEATURES_KNOWN:#x} are unknown",
+        )
+    if extension != _NO_EXTENSION and not (required or optional):
+        raise HeaderError(Reason.HEADER_RESERVED, "extension bytes without a feature bit")
+    if not 0 < hash_nbytes <= registry.MAX_HASH_NBYTES or hash_area[hash_nbytes:].strip(b"\0"):
+        raise HeaderError(
+            Reason.HEADER_HASH, f"block hash of {hash_nbytes} bytes, 1 to 64 and zero-padded needed"
+        )
+    if num_tokens == 0:
+        raise HeaderError(Reason.HEADER_TOKENS, "a block of 0 tokens")
+    spans, position = _decode_spans(header, bitmap, num_groups, num_ranges)
+    column = num_ranges * 8
+    end = position + 3 * column
+    needed = wire.align(end + 8)
+    if needed > nbytes or (minor == 0 and needed != nbytes):
+        raise HeaderError(
+            Reason.HEADER_SIZE, f"header claims {nbytes} bytes, its tables need {needed}"
+        )
+    if minor == 0 and header[end:body_nbytes].strip(b"\0"):
+        raise HeaderError(Reason.HEADER_RESERVED, "non-zero bytes after the range table")
+    table = np.frombuffer(header, _U64, 3 * num_ranges, position)
+    offsets, sizes = table[:num_ranges], table[num_ranges : 2 * num_ranges]
+    # The ends of all ranges are the starts of the next ones, and the last is the object's end: one
+    # comparison of bytes is several times faster than one of elements. No sum can wrap, because
+    # no size has one of its two high bytes set.
+    sizes_at, checksums_at = position + column, end - column
+    if (
+        header[position:sizes_at] + _pack(object_nbytes)
+        != _pack(nbytes) + (offsets + sizes).tobytes()
+        or header[sizes_at + 6 : checksums_at : 8].strip(b"\0")
+        or header[sizes_at + 7 : checksums_at : 8].strip(b"\0")
+    ):
+        raise HeaderError(
+            Reason.HEADER_RANGES,
+            f"ranges do not lie one after the other from {nbytes} to {object_nbytes}",
+        )
+    if not optional & registry.OPTIONAL_PAYLOAD_XXH3 and header[checksums_at:end].strip(b"\0"):
+        raise HeaderError(Reason.HEADER_RESERVED, "range checksums without their feature bit")
+    return ObjectHeader(
+        minor=minor,
+        header_nbytes=nbytes,
+        required_features=required,
+        optional_features=optional,
+        fingerprint=fingerprint,
+        object_nbytes=object_nbytes,
+        write_id=write_id,
+        group_bitmap=bitmap,
+        num_tokens=num_tokens,
+        shard=Shard(layer_shard, head_shard, context_shard),
+        block_hash=hash_area[:hash_nbytes],
+        spans=spans,
+        offsets=offsets,
+        sizes=sizes,
+        checksums=table[2 * num_ranges :],
+        extension=extension,
+    )
+
+
+def _decode_spans(
+    header: bytes, bitmap: int, num_groups: int, num_ranges: int
+) -> tuple[tuple[GroupSpan, ...], int]:
+    """The group directory with its completeness words, and where the range table starts."""
+    words_at = _DIRECTORY_AT + num_groups * _GROUP_NBYTES
+    if bitmap.bit_count() != num_groups or not num_groups or words_at > len(header):
+        raise HeaderError(
+            Reason.HEADER_GROUPS, f"{num_groups} groups, the bitmap has {bitmap.bit_count()}"
+        )
+    spans = []
+    seen = layers = 0
+    for group, zero, first, num_layers, zero2 in _unpack_groups(header[_DIRECTORY_AT:words_at]):
+        if zero or zero2:
+            raise HeaderError(Reason.HEADER_RESERVED, "non-zero reserved bytes in a group entry")
+        if seen >> group or first + num_layers > registry.MAX_OBJECT_LAYERS:
+            raise HeaderError(
+                Reason.HEADER_GROUPS,
+                f"group {group} is out of order, or its {num_layers} layers from {first} are over "
+                f"the limit of {registry.MAX_OBJECT_LAYERS}",
+            )
+        seen |= 1 << group
+        layers += num_layers
+        words_from, words_at = words_at, words_at + (num_layers + 63 >> 6 << 3)
+        complete = int.from_bytes(header[words_from:words_at], "little")
+        if complete >> num_layers:
+            raise HeaderError(
+                Reason.HEADER_COMPLETENESS,
+                f"group {group}: completeness bits past its {num_layers} layers",
+            )
+        spans.append(GroupSpan(group, first, num_layers, complete))
+    if seen != bitmap or not 0 < layers == num_ranges <= registry.MAX_OBJECT_LAYERS:
+        raise HeaderError(
+            Reason.HEADER_GROUPS,
+            f"groups {seen:#x} with {layers} layers, the header says {bitmap:#x} and {num_ranges}",
+        )
+    return tuple(spans), words_at
+
+
+def check_header(
+    header: ObjectHeader,
+    object_map: ObjectMap,
+    fingerprint: bytes,
+    block_hash: bytes,
+    *,
+    require_checksums: bool = True,
+) -> None:
+    """Refuse a header that is not, exactly, that of the object that was asked for.
+
+    Args:
+        header: a decoded header.
+        object_map: the object asked for, in the reader's own layout.
+        fingerprint: the reader's layout fingerprint, 16 bytes.
+        block_hash: the full hash of the block asked for.
+        require_checksums: refuse objects whose writer gave none.
+
+    Raises:
+        FingerprintMismatchError, HeaderError: of another layout, object, shard or block; with
+            other ranges; incomplete.
+        ChecksumMismatchError: reason ``checksum_absent``.
+    """
+    if header.fingerprint != fingerprint:
+        raise FingerprintMismatchError(
+            Reason.WRONG_FINGERPRINT,
+            f"object has layout {header.fingerprint.hex()}, expected {fingerprint.hex()}",
+        )
+    for reason, what, found, expected in (
+        (Reason.WRONG_GROUPS, "group bitmap", header.group_bitmap, object_map.group_bitmap),
+        (Reason.WRONG_SHARD, "shard", header.shard, object_map.shard),
+        (Reason.WRONG_BLOCK, "block hash", header.block_hash, block_hash),
+        (Reason.WRONG_TOKENS, "token count", header.num_tokens, object_map.block_size),
+        (Reason.WRONG_SIZE, "object size", header.object_nbytes, object_map.nbytes),
+        (Reason.WRONG_SIZE, "header size", header.header_nbytes, object_map.header_nbytes),
+    ):
+        if found != expected:
+            raise HeaderError(
+                reason, f"object has {what} {_show(found)}, expected {_show(expected)}"
+            )
+    spans = tuple((span.group, span.first_layer, span.num_layers) for span in header.spans)
+    if spans != object_map.spans:
+        raise HeaderError(
+            Reason.WRONG_SIZE, f"object has layers {spans}, expected {object_map.spans}"
+        )
+    if header.sizes.tobytes() != object_map.sizes.tobytes():
+        raise HeaderError(Reason.WRONG_SIZE, "object has layers of other sizes than the layout's")
+    for span in header.spans:
+        if not span.is_complete:
+            raise HeaderError(
+                Reason.INCOMPLETE,
+                f"group {span.group} has {span.complete.bit_count()} of {span.num_layers} layers",
+            )
+    if require_checksums and not header.has_checksums:
+        raise ChecksumMismatchError(
+            Reason.CHECKSUM_ABSENT,
+            "the writer gave no range checksums and this reader requires them",
+        )
+
+
+def check_range(header: ObjectHeader, range_index: int, data: bytes | memoryview) -> None:
+    """Refuse bytes that are not those of one (group, layer) range, given in object order.
+
+    Raises ``ChecksumMismatchError`` that names group and layer.
+    """
+    found, expected = checksum(data), int(header.checksums[range_index])
+    if found != expected:
+        raise range_mismatch(header, range_index, found)
+
+
+def range_mismatch(header: ObjectHeader, range_index: int, found: int) -> ChecksumMismatchError:
+    """The error for a range whose bytes have the checksum ``found``."""
+    index = range_index
+    for span in header.spans:
+        if index < span.num_layers:
+            break
+        index -= span.num_layers
+    return ChecksumMismatchError(
+        Reason.CHECKSUM_MISMATCH,
+        f"group {span.group} layer {span.first_layer + index}: bytes have XXH3-64 {found:016x}, "
+        f"the header says {int(header.checksums[range_index]):016x}",
+    )
+
+
+def check_same_write(first: ObjectHeader, second: ObjectHeader) -> None:
+    """Refuse an object that was replaced between two reads of its header.
+
+    Raises ``HeaderError`` with reason ``replaced``.
+    """
+    if first.write_id != second.write_id:
+        raise HeaderError(
+            Reason.REPLACED,
+            f"object was written by {first.write_id.hex()}, later by {second.write_id.hex()}",
+        )
+
+
+def _show(value: object) -> str:
+    return value.hex() if isinstance(value, bytes) else str(value)

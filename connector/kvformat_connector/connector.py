@@ -1,0 +1,221 @@
+"""The facade that vLLM loads: it picks the role and delegates.
+
+Source: vllm/distributed/kv_transfer/kv_connector/v1/base.py (the interface and its call order).
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorHandshakeMetadata,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    KVConnectorWorkerMetadata,
+)
+
+from kvformat.fingerprint import manifest
+from kvformat.key import layout_namespace, namespace_prefix
+from kvformat.stores.opening import open_store
+from kvformat_connector.config import parse_options
+from kvformat_connector.engine import derive_layout, require_same_layout
+from kvformat_connector.messages import LayoutNotice, StepPlan, WorkerReport, merge_reports
+from kvformat_connector.scheduler import Scheduler
+from kvformat_connector.stats import Counters, Rejection
+from kvformat_connector.worker import Worker
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.forward_context import ForwardContext
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.outputs import KVConnectorOutput
+    from vllm.v1.request import Request
+
+logger = logging.getLogger(__name__)
+
+
+class StepMetadata(KVConnectorMetadata):
+    """A step plan, in the engine's wrapping."""
+
+    def __init__(self, plan: StepPlan) -> None:
+        self.plan = plan
+
+
+class ReportMetadata(KVConnectorWorkerMetadata):
+    """A worker's report, in the engine's wrapping."""
+
+    def __init__(self, report: WorkerReport) -> None:
+        self.report = report
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
+        assert isinstance(other, ReportMetadata)
+        return ReportMetadata(merge_reports(self.report, other.report))
+
+
+class LayoutMetadata(KVConnectorHandshakeMetadata):
+    """A worker's layout, in the engine's wrapping."""
+
+    def __init__(self, notice: LayoutNotice) -> None:
+        self.notice = notice
+
+
+class KVFormatConnector(KVConnectorBase_V1):
+    """Keeps KV cache blocks as kvformat objects in a shared store, layer by layer."""
+
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        role: KVConnectorRole,
+        kv_cache_config: KVCacheConfig,
+    ) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        transfer = self._kv_transfer_config
+        options = parse_options(transfer.kv_connector_extra_config)
+        self._layout = derive_layout(vllm_config, kv_cache_config, options)
+        self._rank = vllm_config.parallel_config.rank
+        self._counters = Counters()
+        namespace = layout_namespace(self._layout)
+        self.namespace = namespace_prefix(namespace)
+        self._scheduler: Scheduler | None = None
+        self._worker: Worker | None = None
+        if role == KVConnectorRole.SCHEDULER:
+            logger.info("KV objects of this server are under %s", self.namespace)
+            if transfer.kv_load_failure_policy == "fail":
+                logger.warning(
+                    "kv_load_failure_policy is 'fail': a request whose KV can't be loaded ends "
+                    "with an error; 'recompute' computes it instead"
+                )
+            self._scheduler = Scheduler(
+                self._layout,
+                namespace,
+                open_store(options.store),
+                options,
+                self._counters,
+                may_load=transfer.is_kv_consumer,
+                may_save=transfer.is_kv_producer,
+            )
+        else:
+            self._worker = Worker(
+                self._layout,
+                namespace,
+                open_store(options.store),
+                options,
+                self._counters,
+                rank=self._rank,
+            )
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """A cache: what isn't saved is a later miss, so no request is kept alive for it."""
+        return False
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """The scheduler's side; only the scheduler's role has one."""
+        assert self._scheduler is not None
+        return self._scheduler
+
+    @property
+    def worker(self) -> Worker:
+        """The worker's side; only the worker's role has one."""
+        assert self._worker is not None
+        return self._worker
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """Counts of this role so far."""
+        return self._counters.snapshot()
+
+    @property
+    def rejections(self) -> list[Rejection]:
+        """The last objects that this role did not use, and why."""
+        return self._counters.rejections
+
+    @classmethod
+    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
+        """Layer hooks can't be captured in a full graph."""
+        return True
+
+    # Both roles
+
+    def shutdown(self) -> None:
+        if self._worker is not None:
+            self._worker.close()
+        if self._scheduler is not None:
+            self._scheduler.close()
+
+    # Worker
+
+    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        self.worker.register(kv_caches)
+
+    def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
+        return LayoutMetadata(LayoutNotice(rank=self._rank, manifest=manifest(self._layout)))
+
+    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        super().bind_connector_metadata(connector_metadata)
+        assert isinstance(connector_metadata, StepMetadata)
+        self.worker.begin_step(connector_metadata.plan)
+
+    def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
+        self.worker.start_load()
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        self.worker.wait_layer(layer_name)
+
+    def save_kv_layer(
+        self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any
+    ) -> None:
+        self.worker.save_layer(layer_name)
+
+    def wait_for_save(self) -> None:
+        self.worker.end_step()
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        return self.worker.take_failed_block_ids()
+
+    def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
+        report = self.worker.take_report()
+        return None if report is None else ReportMetadata(report)
+
+    # Scheduler
+
+    def set_xfer_handshake_metadata_pp_aware(
+        self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
+    ) -> None:
+        require_same_layout(
+            self._layout,
+            {
+                key: value.notice
+                for key, value in metadata.items()
+                if isinstance(value, LayoutMetadata)
+            },
+        )
+
+    def get_num_new_matched_tokens(
+        self, request: Request, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        return self.scheduler.match(request, num_computed_tokens), False
+
+    def update_state_after_alloc(
+        self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
+    ) -> None:
+        self.scheduler.allocated(request, num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
+        return StepMetadata(self.scheduler.plan_step(scheduler_output))
+
+    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        meta = connector_output.kv_connector_worker_meta
+        if isinstance(meta, ReportMetadata):
+            self.scheduler.reported(meta.report)
+
+    def request_finished(
+        self, request: Request, block_ids: list[int]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        self.scheduler.finished(request.request_id)
+        return False, None

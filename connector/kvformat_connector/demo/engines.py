@@ -1,0 +1,231 @@
+"""Real engines, each in a fresh process, from one import of vLLM.
+
+The parent imports vLLM once and forks for every engine: a fork costs two seconds where a new
+interpreter costs eleven. The parent never starts a thread and never opens a store, so nothing but
+imported code is shared between the processes.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+#: What a vLLM on a small CPU machine needs; facts of the engine, not options of ours.
+ENVIRONMENT = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "TORCH_COMPILE_DISABLE": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_HOST_IP": "127.0.0.1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+BLOCK_SIZE = 32
+
+
+class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """One engine and what it is asked."""
+
+    model: str
+    prompts: list[list[int]]
+    connector_options: dict[str, Any] | None = None  #: None runs vLLM without a connector
+    connector_name: str = "KVFormatConnector"
+    connector_module: str = "kvformat_connector"
+    load_failure_policy: Literal["recompute", "fail"] = "recompute"
+    num_new_tokens: int = 8
+    engine_options: dict[str, Any] = {}
+    together: bool = False  #: hand all prompts in before the first step
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """What one request came to. ``logprobs[i][token]`` as exact floats."""
+
+    token_ids: list[int]
+    logprobs: list[dict[str, float]]
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    ttft_ms: float
+    finish_reason: str
+
+
+class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What one engine came to; ``error`` names what stopped its start, if anything did."""
+
+    answers: list[Answer] = []
+    scheduler: dict[str, int] = {}
+    worker: dict[str, int] = {}
+    rejections: list[dict[str, Any]] = []
+    namespace: str = ""
+    error: str = ""
+    error_reason: str = ""
+
+
+class ChildError(RuntimeError):
+    """A forked process that ended without an answer."""
+
+
+def prepare_environment() -> None:
+    """Set what must be set before vLLM is imported. Values already in the environment stay."""
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+
+
+def import_vllm() -> None:
+    """Import what every engine will need, so that forks find it loaded."""
+    prepare_environment()
+    import vllm
+    import vllm.v1.core.sched.scheduler
+    import vllm.v1.engine.llm_engine
+    import vllm.v1.worker.cpu_worker  # noqa: F401
+
+
+def in_fork(function: Callable[[], Any], log: Path, timeout_s: int = 180) -> Any:
+    """Run ``function`` in a forked process and return its answer, a value msgspec can encode.
+
+    Output of the process goes to ``log``. Raises ``ChildError`` with the end of that log.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            os.close(reader)
+            descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            os.dup2(descriptor, 1)
+            os.dup2(descriptor, 2)
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(timeout_s)
+            answer = msgspec.json.encode(function())
+            with os.fdopen(writer, "wb") as pipe:
+                pipe.write(answer)
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as pipe:
+        answer = pipe.read()
+    _, status = os.waitpid(pid, 0)
+    if status != 0 or not answer:
+        tail = log.read_text(errors="replace")[-3000:] if log.exists() else ""
+        raise ChildError(f"process ended with status {status}; end of {log}:\n{tail}")
+    return msgspec.json.decode(answer)
+
+
+def run_engine(spec: EngineSpec, log: Path, timeout_s: int = 180) -> EngineReport:
+    """Run one engine in a fresh process."""
+    answer = in_fork(lambda: _serve(spec), log, timeout_s)
+    return msgspec.convert(answer, EngineReport)
+
+
+def _serve(spec: EngineSpec) -> EngineReport:
+    from vllm import LLM, SamplingParams
+    from vllm.config import KVTransferConfig
+
+    from kvformat.errors import KVFormatError
+
+    options: dict[str, Any] = {
+        "model": spec.model,
+        "skip_tokenizer_init": True,
+        "enforce_eager": True,
+        "max_model_len": 2048,
+        "block_size": BLOCK_SIZE,
+        "dtype": "float32",
+        "seed": 1,
+        "disable_log_stats": True,
+        **spec.engine_options,
+    }
+    if spec.connector_options is not None:
+        options["kv_transfer_config"] = KVTransferConfig(
+            kv_connector=spec.connector_name,
+            kv_connector_module_path=spec.connector_module,
+            kv_role="kv_both",
+            kv_load_failure_policy=spec.load_failure_policy,
+            kv_connector_extra_config=spec.connector_options,
+        )
+    try:
+        llm = LLM(**options)
+    except KVFormatError as error:
+        return EngineReport(error=str(error), error_reason=error.reason.value)
+    sampling = SamplingParams(
+        temperature=0.0,
+        max_tokens=spec.num_new_tokens,
+        logprobs=3,
+        detokenize=False,
+        ignore_eos=True,
+    )
+    _answer(llm, [_warm_up_prompt()], sampling)
+    if spec.together:
+        answers = _answer(llm, spec.prompts, sampling)
+    else:
+        answers = [answer for prompt in spec.prompts for answer in _answer(llm, [prompt], sampling)]
+    if spec.connector_options is None:
+        return EngineReport(answers=answers)
+    return _report(llm, answers)
+
+
+def _warm_up_prompt() -> list[int]:
+    """Shorter than a block: it touches every kernel and leaves nothing in any cache."""
+    return list(range(7, 7 + BLOCK_SIZE - 12))
+
+
+def _answer(llm: Any, prompts: Sequence[list[int]], sampling: Any) -> list[Answer]:
+    from vllm.inputs import TokensPrompt
+
+    engine = llm.llm_engine
+    started = time.perf_counter()
+    names = [f"r{time.monotonic_ns()}-{index}" for index in range(len(prompts))]
+    for name, prompt in zip(names, prompts, strict=True):
+        engine.add_request(name, TokensPrompt({"prompt_token_ids": prompt}), sampling.clone())
+    first: dict[str, float] = {}
+    last: dict[str, Any] = {}
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            if output.outputs and output.outputs[0].token_ids:
+                first.setdefault(output.request_id, time.perf_counter() - started)
+            last[output.request_id] = output
+    return [_to_answer(last[name], first.get(name, float("nan"))) for name in names]
+
+
+def _to_answer(output: Any, ttft_s: float) -> Answer:
+    completion = output.outputs[0]
+    return Answer(
+        token_ids=list(completion.token_ids),
+        logprobs=[
+            {str(token): entry.logprob for token, entry in position.items()}
+            for position in completion.logprobs or []
+        ],
+        num_prompt_tokens=len(output.prompt_token_ids),
+        num_cached_tokens=output.num_cached_tokens or 0,
+        ttft_ms=ttft_s * 1e3,
+        finish_reason=completion.finish_reason or "",
+    )
+
+
+def _report(llm: Any, answers: list[Answer]) -> EngineReport:
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    worker: Any = get_kv_transfer_group()
+    scheduler = llm.llm_engine.engine_core.engine_core.scheduler.connector
+    return EngineReport(
+        answers=answers,
+        scheduler=scheduler.counters,
+        worker=worker.counters,
+        rejections=[msgspec.to_builtins(rejection) for rejection in worker.rejections],
+        namespace=scheduler.namespace,
+    )

@@ -1,0 +1,161 @@
+"""Which weights an engine serves: the part of the identity that no name can carry.
+
+A hub snapshot is known by its commit. Anything else is known by a digest of its files: the
+configuration and weight index whole, of each weight file the name, size, safetensors header and a
+few pages. That reads a few megabytes of any checkpoint, and every byte that it reads is the same on
+every node, whatever the path.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from kvformat.errors import ConfigError, Reason
+
+_OPTION: Final = "model_identity"
+_COMMIT: Final = re.compile(r"[0-9a-f]{40}")
+_WEIGHT_SUFFIXES: Final = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf"})
+_WHOLE_FILES: Final = (
+    "config.json",
+    "*.index.json",
+    "quantize_config.json",
+    "hf_quant_config.json",
+)
+_PAGE_NBYTES: Final = 4096
+_PAGES_PER_FILE: Final = 16
+_MAX_HEADER_NBYTES: Final = 64 << 20
+
+
+def weights_identity(
+    model: str,
+    *,
+    given: str = "",
+    load_format: str = "auto",
+    revision: str | None = None,
+    download_dir: str | None = None,
+) -> str:
+    """``commit:<40 hex>``, ``digest:<64 hex>`` or ``given:<text>``; never empty.
+
+    Args:
+        model: a folder, a weight file, or a hub name whose snapshot is in the local hub cache.
+        given: the operator's word (option ``model_identity``); it decides where it is there.
+        load_format: the engine's; ``dummy`` makes weights up, so nothing on disk says which.
+        revision: the hub revision the engine was asked for.
+        download_dir: the hub cache the engine uses, where it isn't the default.
+
+    Raises:
+        ConfigError: reason ``config_missing``, where nothing tells the weights; the text names the
+            option that supplies them.
+    """
+    if given:
+        return f"given:{given}"
+    if load_format == "dummy":
+        raise ConfigError(
+            Reason.CONFIG_MISSING,
+            f"load_format is 'dummy', so no file says which weights {model!r} has: set option "
+            f"{_OPTION!r} to a text that is the same exactly where the weights are",
+        )
+    path = _local_path(model, revision, download_dir)
+    if path is None:
+        raise ConfigError(
+            Reason.CONFIG_MISSING,
+            f"model {model!r} is neither a folder nor in the local hub cache (revision "
+            f"{revision!r}): set option {_OPTION!r} to its revision or digest",
+        )
+    commit = _snapshot_commit(path)
+    return f"commit:{commit}" if commit else f"digest:{_digest_of(path)}"
+
+
+def model_name(model: str, given: str = "") -> str:
+    """The name a model goes by in keys, the same on every node whatever the path.
+
+    ``given`` decides where it is there; a folder of a hub cache gives the hub name, any other path
+    its last part.
+    """
+    if given:
+        return given
+    path = Path(model)
+    if not path.exists():
+        return model
+    for part in reversed(path.absolute().parts):
+        if part.startswith("models--"):
+            return part.removeprefix("models--").replace("--", "/")
+    return path.absolute().name
+
+
+def _local_path(model: str, revision: str | None, download_dir: str | None) -> Path | None:
+    path = Path(model)
+    if path.exists():
+        return path
+    try:
+        from huggingface_hub import try_to_load_from_cache
+
+        found = try_to_load_from_cache(
+            model, "config.json", revision=revision, cache_dir=download_dir
+        )
+    except (ImportError, ValueError):  # no hub client, or a text that is no hub name
+        return None
+    return Path(found).parent if isinstance(found, str) else None
+
+
+def _snapshot_commit(path: Path) -> str:
+    # A folder that links to a snapshot is that snapshot. Only the folder is resolved: the files of
+    # a snapshot are themselves links, to blobs.
+    for folder in (path.absolute(), path.resolve()):
+        if folder.parent.name == "snapshots" and _COMMIT.fullmatch(folder.name):
+            return folder.name
+    return ""
+
+
+def _digest_of(path: Path) -> str:
+    digest = hashlib.sha256(b"kvformat weights 1\n")
+    folder, weights = (path.parent, [path]) if path.is_file() else (path, _weight_files(path))
+    if not weights:
+        raise ConfigError(
+            Reason.CONFIG_MISSING,
+            f"{path} holds no weight file ({', '.join(sorted(_WEIGHT_SUFFIXES))}): set option "
+            f"{_OPTION!r} to the revision or digest of the weights",
+        )
+    for pattern in _WHOLE_FILES:
+        for file in sorted(folder.glob(pattern)):
+            _add(digest, (file.name.encode(), file.read_bytes()))
+    for file in weights:
+        _add(digest, (file.relative_to(folder).as_posix().encode(), *_samples(file)))
+    return digest.hexdigest()
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    return sorted(
+        file for file in folder.iterdir() if file.suffix in _WEIGHT_SUFFIXES and file.is_file()
+    )
+
+
+def _samples(file: Path) -> Iterable[bytes]:
+    """Size, safetensors header and evenly spread pages of a weight file."""
+    with file.open("rb", buffering=0) as stream:
+        descriptor = stream.fileno()
+        nbytes = os.fstat(descriptor).st_size
+        yield nbytes.to_bytes(8, "little")
+        start = 0
+        if file.suffix == ".safetensors" and nbytes >= 8:
+            header_nbytes = int.from_bytes(os.pread(descriptor, 8, 0), "little")
+            if header_nbytes <= min(nbytes - 8, _MAX_HEADER_NBYTES):
+                start = 8 + header_nbytes
+                yield os.pread(descriptor, header_nbytes, 8)
+        last = max(start, nbytes - _PAGE_NBYTES)
+        for index in range(_PAGES_PER_FILE):
+            # First and last page are always among them: trailers and last tensors move first.
+            offset = start + (last - start) * index // (_PAGES_PER_FILE - 1)
+            yield os.pread(descriptor, _PAGE_NBYTES, offset)
+
+
+def _add(digest: hashlib._Hash, parts: Iterable[bytes]) -> None:
+    # Lengths go in too, so that no two lists of parts are one stream of bytes.
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)

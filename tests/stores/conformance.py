@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -96,8 +97,24 @@ def is_miss(store: Store, key: str) -> bool:
     )
 
 
+def remove_unread(store: Store, keys: Sequence[str]) -> list[int]:
+    """Remove keys that no one reads; where looking at a key leaves a lease, wait for its end."""
+    deadline = time.monotonic() + 15
+    codes = store.remove(keys)
+    while Code.NOT_READY in codes and time.monotonic() < deadline:
+        time.sleep(0.05)
+        codes = [
+            store.remove([key])[0] if code == Code.NOT_READY else code
+            for key, code in zip(keys, codes, strict=True)
+        ]
+    return codes
+
+
 class StoreConformance:
     """What holds for every store, within one process."""
+
+    #: Characters of keys that the store can put and get, but not list.
+    UNLISTABLE = ""
 
     @pytest.fixture
     def uri(self) -> str:
@@ -439,7 +456,8 @@ class StoreConformance:
         assert write_whole(store, [key], [key.encode()[-500:]]) == [0]
         assert other.exists([key]) == [1]
         assert other.get(key) == key.encode()[-500:]
-        assert key in set(other.list(key[:-1]))
+        if not set(key) & set(self.UNLISTABLE):
+            assert key in set(other.list(key[:-1]))
         assert other.exists([key[:-1], key[1:], key.swapcase()]) == [0, 0, 0]
 
     @pytest.mark.parametrize("key", ["", "x" * (128 * 1024 + 1), "\ud800"], ids=len)
@@ -482,7 +500,8 @@ class StoreConformance:
         """A removed object is a miss to everyone; its neighbours stay."""
         keys = [f"{name}/a", f"{name}/b", f"{name}/c"]
         assert [store.put(key, b"data") for key in keys] == [0, 0, 0]
-        assert other.remove([keys[0], f"{name}/none", keys[1]]) == [0, Code.NOT_FOUND, 0]
+        absent = f"{name}/none"
+        assert remove_unread(other, [keys[0], absent, keys[1]]) == [0, Code.NOT_FOUND, 0]
         assert store.exists(keys) == [0, 0, 1]
         assert is_miss(store, keys[0])
         assert store.put(keys[0], b"again") == Code.OK

@@ -1,0 +1,443 @@
+"""``mooncake://host:port``: objects in a Mooncake store. Options: see ``mooncake_options``.
+
+Mooncake answers with success in places where this project must not: it commits objects with holes,
+reports a put that stored nothing, writes through sessions whose memory is someone else's by now. So
+this store keeps its own book of sessions: what was written, and since when a session is open.
+
+Two things differ from other stores. Whoever looks at an object (``exists`` and ``object_nbytes``
+included) gets a lease on it, for 10 s by default, in which ``remove`` answers ``NOT_READY`` and
+eviction passes it by. And keys that hold a newline can't be told apart in a listing.
+
+Source: spec/kvformat.md section 8.
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+
+from kvformat.errors import Reason, StoreUnavailableError
+from kvformat.stores.arguments import address_of, check_pieces, check_ranges, is_key, same_length
+from kvformat.stores.coverage import Coverage
+from kvformat.stores.protocol import Code
+from kvformat_connector.store.mooncake_calls import MooncakeCalls
+from kvformat_connector.store.mooncake_client import (
+    Client,
+    MooncakeVersions,
+    find_versions,
+    open_client,
+    within,
+)
+from kvformat_connector.store.mooncake_options import parse_mooncake_options, split_address
+
+_SELF_TEST_LIMIT_S = 3.0
+_CLOSE_LIMIT_S = 5.0
+_LIST_LIMIT_S = 10.0
+# The size of an object that is being read isn't known without one more call. Mooncake checks the
+# range itself, as long as its end is a signed 64-bit number.
+_ANY_NBYTES = 2**63 - 1
+
+
+class _Write:
+    """A put session."""
+
+    __slots__ = ("coverage", "nbytes", "num_writing", "opened_at")
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self.coverage = Coverage()
+        self.num_writing = 0  #: range calls in progress
+        self.opened_at = time.monotonic()
+
+
+class MooncakeStore:
+    """A client of a Mooncake master. Its methods may be called from any thread.
+
+    Opening it checks within 10 s that the client has the session calls, that the master answers,
+    and that an object which is put comes back. A process that ends by a signal must call
+    :meth:`close` itself, or the master counts it as alive for a while.
+    """
+
+    def __init__(self, uri: str) -> None:
+        self._options = parse_mooncake_options(uri)
+        self.uri = uri
+        #: The installed Mooncake and the master in use.
+        self.versions: MooncakeVersions = find_versions(self._options.master_server_address)
+        client = open_client(self._options, self.versions)
+        self._client = client
+        self._calls = MooncakeCalls(client)
+        self._lock = threading.Lock()  # the sessions; never held during a call
+        self._writes: dict[str, _Write] = {}
+        self._reads: set[str] = set()
+        try:
+            within(
+                2 * _SELF_TEST_LIMIT_S, "self test", self.versions.master_server_address, self._test
+            )
+        except StoreUnavailableError:
+            self._calls.close(0.0, lambda client: None)
+            raise
+
+    def _test(self) -> None:
+        """Put, get, compare and remove an object: the only check of versions that there is.
+
+        A newer client's puts fail on an older master and the reverse, while all else works.
+        """
+        key = f"kvformat-self-test/{uuid.uuid4().hex}"
+        content = bytearray(os.urandom(4096))
+        found = bytearray(len(content))
+        source, target, whole = [[address_of(content)]], [[address_of(found)]], [[len(content)]]
+        self._expect("register", self.register_memory(source[0][0], len(content)), Code.OK)
+        self._expect("register", self.register_memory(target[0][0], len(found)), Code.OK)
+        deadline = time.monotonic() + _SELF_TEST_LIMIT_S
+        [code] = self.put_start([key], [len(content)])
+        while code == Code.NO_SPACE and time.monotonic() < deadline:
+            time.sleep(0.1)  # eviction runs beside the put that found no room
+            [code] = self.put_start([key], [len(content)])
+        self._expect("put start", code, Code.OK)
+        self._expect("put", self.put_ranges([key], source, whole, [[0]])[0], len(content))
+        self._expect("commit", self.put_commit([key])[0], Code.OK)
+        self._expect("get start", self.get_start([key])[0], Code.OK)
+        self._expect("get", self.get_ranges([key], target, whole, [[0]])[0], len(content))
+        self._expect("compare", int(content == found), 1)
+        self._expect("get end", self.get_end([key])[0], Code.OK)
+        # Forced, because the reading above left a lease.
+        self._expect("remove", self._calls.one(self._client.remove, key, True), Code.OK)
+        self.unregister_memory(source[0][0])
+        self.unregister_memory(target[0][0])
+
+    def _expect(self, step: str, found: int, expected: int) -> None:
+        if found == expected:
+            return
+        hint = "do client and master have one version?"
+        if found == Code.NO_SPACE:
+            hint = (
+                "no process lends memory to the store, or it is full; start mooncake_client with "
+                "--global_segment_size, or set the option global_segment_size"
+            )
+        raise StoreUnavailableError(
+            Reason.STORE_UNAVAILABLE,
+            f"option store: the self test on {self.uri!r} failed at {step!r}: expected {expected}, "
+            f"found {found}; {hint} (client: {self.versions.distribution} {self.versions.version})",
+        )
+
+    def exists(self, keys: Sequence[str]) -> list[int]:
+        codes, valid = _check_keys(keys)
+        self._calls.fill(codes, valid, self._client.batch_is_exist, keys)
+        return self._unless_closed(codes)
+
+    def put_start(self, keys: Sequence[str], nbytes: Sequence[int]) -> list[int]:
+        if not same_length(keys, nbytes):
+            return self._unless_closed([Code.INVALID] * len(keys))
+        self._give_up_late(keys)
+        codes, valid = _check_keys(keys)
+        new: list[int] = []
+        with self._lock:
+            for index in valid:
+                if not 1 <= nbytes[index] <= _ANY_NBYTES:
+                    codes[index] = Code.INVALID
+                elif keys[index] in self._writes:
+                    codes[index] = Code.EXISTS
+                else:
+                    self._writes[keys[index]] = _Write(nbytes[index])
+                    new.append(index)
+        self._calls.fill(codes, new, self._client.batch_put_session_start, keys, nbytes)
+        with self._lock:
+            for index in new:
+                if codes[index] != Code.OK:
+                    self._writes.pop(keys[index], None)
+                if codes[index] == Code.INVALID:
+                    # The arguments are right, so this client lost a session of the key to another
+                    # writer, and can't write the key while the other's object is there.
+                    codes[index] = Code.EXISTS
+        return self._unless_closed(codes)
+
+    def put_ranges(
+        self,
+        keys: Sequence[str],
+        addresses: Sequence[Sequence[int]],
+        sizes: Sequence[Sequence[int]],
+        offsets: Sequence[Sequence[int]],
+    ) -> list[int]:
+        if not same_length(keys, addresses, sizes, offsets):
+            return self._unless_closed([Code.INVALID] * len(keys))
+        # Before the call, because a late session may write into another object's memory.
+        self._give_up_late(keys)
+        with self._lock:
+            writes = [self._writes.get(key) for key in keys]
+            in_use = [write for write in writes if write is not None]
+            for each in in_use:
+                each.num_writing += 1
+        try:
+            totals = [
+                Code.INVALID if write is None else check_ranges(a, s, o, write.nbytes)
+                for write, a, s, o in zip(writes, addresses, sizes, offsets, strict=True)
+            ]
+            call = self._client.batch_put_from_multi_buffer_ranges
+            codes = self._move(totals, call, keys, addresses, sizes, offsets)
+        finally:
+            with self._lock:
+                for each in in_use:
+                    each.num_writing -= 1
+        with self._lock:
+            for write, code, s, o in zip(writes, codes, sizes, offsets, strict=True):
+                if write is not None and code > 0:
+                    write.coverage.add_ranges(s, o)
+        return self._unless_closed(codes)
+
+    def put_commit(self, keys: Sequence[str]) -> list[int]:
+        self._give_up_late(keys)
+        codes: list[int] = [Code.INVALID] * len(keys)
+        whole: list[int] = []
+        unfinished: list[str] = []
+        with self._lock:
+            for index, key in enumerate(keys):
+                write = self._writes.pop(key, None)
+                if write is None:
+                    continue
+                # A range call in progress could change the object after its commit.
+                if write.coverage.is_whole(write.nbytes) and not write.num_writing:
+                    whole.append(index)
+                else:
+                    unfinished.append(key)
+        self._calls.fill(codes, whole, self._client.batch_put_session_end, keys)
+        unfinished += [keys[index] for index in whole if codes[index] != Code.OK]
+        self._calls.batch(self._client.batch_put_session_revoke, unfinished)
+        return self._unless_closed(codes)
+
+    def put_revoke(self, keys: Sequence[str]) -> list[int]:
+        codes: list[int] = [Code.INVALID] * len(keys)
+        with self._lock:
+            ours = [
+                index for index, key in enumerate(keys) if self._writes.pop(key, None) is not None
+            ]
+        self._calls.fill(codes, ours, self._client.batch_put_session_revoke, keys)
+        return self._unless_closed(codes)
+
+    def _give_up_late(self, keys: Sequence[str]) -> None:
+        """Forget and revoke the sessions that are open for longer than ``put_session_limit_ms``."""
+        opened_before = time.monotonic() - self._options.put_session_limit_ms / 1000
+        late: list[str] = []
+        with self._lock:
+            for key in keys:
+                write = self._writes.get(key)
+                if write is not None and write.opened_at < opened_before:
+                    del self._writes[key]
+                    late.append(key)
+        self._calls.batch(self._client.batch_put_session_revoke, late)
+
+    def get_start(self, keys: Sequence[str]) -> list[int]:
+        codes, valid = _check_keys(keys)
+        # A second start of an open session renews its lease.
+        self._calls.fill(codes, valid, self._client.batch_get_session_start, keys)
+        with self._lock:
+            self._reads.update(keys[index] for index in valid if codes[index] == Code.OK)
+        # A session that couldn't be renewed points to memory that may be another object's.
+        self._forget_reads([keys[index] for index in valid if codes[index] != Code.OK])
+        return self._unless_closed(codes)
+
+    def get_ranges(
+        self,
+        keys: Sequence[str],
+        addresses: Sequence[Sequence[int]],
+        sizes: Sequence[Sequence[int]],
+        offsets: Sequence[Sequence[int]],
+    ) -> list[int]:
+        if not same_length(keys, addresses, sizes, offsets):
+            return self._unless_closed([Code.INVALID] * len(keys))
+        with self._lock:
+            is_open = [key in self._reads for key in keys]
+        totals = [
+            check_ranges(a, s, o, _ANY_NBYTES) if opened else Code.INVALID
+            for opened, a, s, o in zip(is_open, addresses, sizes, offsets, strict=True)
+        ]
+        call = self._client.batch_get_into_multi_buffer_ranges
+        codes = self._move(totals, call, keys, addresses, sizes, offsets)
+        self._forget_reads(
+            [key for key, code in zip(keys, codes, strict=True) if code == Code.LEASE_EXPIRED]
+        )
+        return self._unless_closed(codes)
+
+    def get_end(self, keys: Sequence[str]) -> list[int]:
+        ended = self._forget_reads(keys)
+        return self._unless_closed([Code.OK if is_ended else Code.INVALID for is_ended in ended])
+
+    def _forget_reads(self, keys: Sequence[str]) -> list[bool]:
+        """End get sessions; for each key whether there was one."""
+        was_open: list[bool] = []
+        with self._lock:
+            for key in keys:
+                was_open.append(key in self._reads)
+                self._reads.discard(key)
+        ours = [key for key, opened in zip(keys, was_open, strict=True) if opened]
+        if ours:
+            self._calls.one(self._client.batch_get_session_end, ours)
+        return was_open
+
+    def put(self, key: str, data: bytes | bytearray | memoryview) -> int:
+        view = memoryview(data)
+        if not view.nbytes:
+            return self._unless_closed([Code.INVALID])[0]
+        address = address_of(view)
+        code = self.register_memory(address, view.nbytes)
+        if code != Code.OK:
+            return code
+        try:
+            return self.put_objects([key], [[address]], [[view.nbytes]])[0]
+        finally:
+            self.unregister_memory(address)
+
+    def get(self, key: str) -> bytes | None:
+        nbytes = self.object_nbytes(key)
+        if nbytes < 1:
+            return None
+        data = bytearray(nbytes)
+        address = address_of(data)
+        if self.register_memory(address, nbytes) != Code.OK:
+            return None
+        try:
+            [code] = self.get_objects([key], [[address]], [[nbytes]])
+        finally:
+            self.unregister_memory(address)
+        return bytes(data) if code == nbytes else None
+
+    def put_objects(
+        self,
+        keys: Sequence[str],
+        addresses: Sequence[Sequence[int]],
+        sizes: Sequence[Sequence[int]],
+    ) -> list[int]:
+        if not same_length(keys, addresses, sizes):
+            return self._unless_closed([Code.INVALID] * len(keys))
+        codes = self.exists(keys)
+        new: list[int] = []
+        for index, code in enumerate(codes):
+            if code == 0 and check_pieces(addresses[index], sizes[index]) < 1:
+                codes[index] = Code.INVALID
+            elif code == 0:
+                new.append(index)
+            elif code == 1:
+                codes[index] = Code.EXISTS
+        self._calls.fill(
+            codes, new, self._client.batch_put_from_multi_buffers, keys, addresses, sizes
+        )
+        # Mooncake answers 0 as well where another writer is at the key and nothing was stored.
+        put = [index for index in new if codes[index] == Code.OK]
+        self._calls.fill(codes, put, self._client.batch_is_exist, keys)
+        for index in put:
+            codes[index] = {1: Code.OK, 0: Code.EXISTS}.get(codes[index], codes[index])
+        return self._unless_closed(codes)
+
+    def get_objects(
+        self,
+        keys: Sequence[str],
+        addresses: Sequence[Sequence[int]],
+        sizes: Sequence[Sequence[int]],
+    ) -> list[int]:
+        if not same_length(keys, addresses, sizes):
+            return self._unless_closed([Code.INVALID] * len(keys))
+        totals = [
+            (check_pieces(a, s) or Code.INVALID) if is_key(key) else Code.INVALID
+            for key, a, s in zip(keys, addresses, sizes, strict=True)
+        ]
+        call = self._client.batch_get_into_multi_buffers
+        codes = self._move(totals, call, keys, addresses, sizes)
+        for index, code in enumerate(codes):
+            # Pieces longer than the object fail like a transfer.
+            if code == Code.TRANSFER_FAILED and totals[index] != self.object_nbytes(keys[index]):
+                codes[index] = Code.INVALID
+        return self._unless_closed(codes)
+
+    def object_nbytes(self, key: str) -> int:
+        code = Code.INVALID if not is_key(key) else self._calls.one(self._client.get_size, key)
+        return self._unless_closed([code])[0]
+
+    def remove(self, keys: Sequence[str]) -> list[int]:
+        codes, valid = _check_keys(keys)
+        self._calls.fill(codes, valid, self._client.batch_remove, keys)
+        return self._unless_closed(codes)
+
+    def register_memory(self, address: int, nbytes: int) -> int:
+        if self._options.protocol == "tcp":  # needs none, and refuses regions that overlap
+            return self._unless_closed([Code.OK])[0]
+        return self._calls.one(self._client.register_buffer, address, nbytes)
+
+    def unregister_memory(self, address: int) -> int:
+        if self._options.protocol == "tcp":
+            return self._unless_closed([Code.OK])[0]
+        return self._calls.one(self._client.unregister_buffer, address)
+
+    def close(self) -> None:
+        def revoke(client: Client) -> None:
+            # Mooncake's close revokes nothing: others would wait 30 s for each of these keys.
+            with self._lock:
+                keys = list(self._writes)
+                self._writes.clear()
+                self._reads.clear()
+            if keys:
+                client.batch_put_session_revoke(keys)
+
+        self._calls.close(_CLOSE_LIMIT_S, revoke)
+
+    def _move(
+        self,
+        totals: Sequence[int],
+        call: Callable[..., list[int]],
+        keys: Sequence[str],
+        *columns: Sequence[Sequence[int]],
+    ) -> list[int]:
+        """Move the rows that have bytes to move; another number of bytes is a failure."""
+        codes = list(totals)
+        moving = [index for index, total in enumerate(totals) if total > 0]
+        self._calls.fill(codes, moving, call, keys, *columns)
+        for index in moving:
+            if codes[index] >= 0 and codes[index] != totals[index]:
+                codes[index] = Code.TRANSFER_FAILED
+        return codes
+
+    def _unless_closed(self, codes: list[int]) -> list[int]:
+        return [Code.UNAVAILABLE] * len(codes) if self._calls.is_closed else codes
+
+    # Last, for its name hides the type from what follows.
+    def list(self, prefix: str = "") -> Iterator[str]:
+        if self._calls.is_closed:
+            raise StoreUnavailableError(Reason.STORE_UNAVAILABLE, f"{self.uri} is closed")
+        if not self._options.metrics:
+            raise StoreUnavailableError(
+                Reason.STORE_UNSUPPORTED,
+                f"{self.uri}: only the master's HTTP port can list keys; name it with the option "
+                f"metrics, as in mooncake://host:port?metrics=host:9003",
+            )
+        return (key for key in _fetch_keys(self._options.metrics) if key.startswith(prefix))
+
+
+def _check_keys(keys: Sequence[str]) -> tuple[list[int], list[int]]:
+    """A first code per key, and the positions of the keys that can be asked about."""
+    codes = [int(Code.OK if is_key(key) else Code.INVALID) for key in keys]
+    return codes, [index for index, code in enumerate(codes) if code == Code.OK]
+
+
+def _fetch_keys(metrics: str) -> list[str]:
+    """The committed keys, from the master's HTTP port: one a line."""
+    host, port = split_address("metrics", metrics)
+    connection = http.client.HTTPConnection(host, port, timeout=_LIST_LIMIT_S)
+    try:
+        connection.request("GET", "/get_all_keys")
+        response = connection.getresponse()
+        body = response.read()
+    except (OSError, http.client.HTTPException) as error:
+        raise StoreUnavailableError(
+            Reason.STORE_UNAVAILABLE,
+            f"option metrics: the master's HTTP port {metrics!r} doesn't answer: {error}",
+        ) from error
+    finally:
+        connection.close()
+    if response.status != 200:
+        raise StoreUnavailableError(
+            Reason.STORE_UNAVAILABLE,
+            f"option metrics: {metrics!r} answered {response.status} instead of a list of keys",
+        )
+    return body.decode(errors="replace").removesuffix("\n").split("\n") if body else []

@@ -1,0 +1,185 @@
+"""Mooncake's client: what this project calls of it, and how one is opened with every check.
+
+Mooncake is imported when a client is opened, never before.
+"""
+
+from __future__ import annotations
+
+import importlib
+import socket
+import threading
+from collections.abc import Callable
+from importlib.metadata import packages_distributions, version
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
+
+from kvformat.errors import Reason, StoreUnavailableError
+from kvformat_connector.store.mooncake_options import MooncakeOptions, split_address
+
+T = TypeVar("T")
+
+#: The first release whose wheels have the session calls and import on any machine.
+NEEDED_VERSION = "0.3.13.post1"
+_SESSION_METHODS = (
+    "batch_put_session_start",
+    "batch_put_from_multi_buffer_ranges",
+    "batch_put_session_end",
+    "batch_put_session_revoke",
+    "batch_get_session_start",
+    "batch_get_into_multi_buffer_ranges",
+    "batch_get_session_end",
+)
+_REACH_LIMIT_S = 2.0
+_SETUP_LIMIT_S = 4.0
+
+_Rows = list[list[int]]
+
+
+class Client(Protocol):
+    """The calls of ``MooncakeDistributedStore`` that this project uses."""
+
+    def setup(
+        self,
+        local_hostname: str,
+        metadata_server: str,
+        global_segment_size: int,
+        local_buffer_size: int,
+        protocol: str,
+        rdma_devices: str,
+        master_server_addr: str,
+    ) -> int: ...
+    def close(self) -> int: ...
+    def register_buffer(self, address: int, nbytes: int) -> int: ...
+    def unregister_buffer(self, address: int) -> int: ...
+    def get_size(self, key: str) -> int: ...
+    def remove(self, key: str, force: bool = False) -> int: ...
+    def batch_is_exist(self, keys: list[str]) -> list[int]: ...
+    def batch_remove(self, keys: list[str]) -> list[int]: ...
+    def batch_put_session_start(self, keys: list[str], sizes: list[int]) -> list[int]: ...
+    def batch_put_from_multi_buffer_ranges(
+        self, keys: list[str], addresses: _Rows, sizes: _Rows, offsets: _Rows
+    ) -> list[int]: ...
+    def batch_put_session_end(self, keys: list[str]) -> list[int]: ...
+    def batch_put_session_revoke(self, keys: list[str]) -> list[int]: ...
+    def batch_get_session_start(self, keys: list[str]) -> list[int]: ...
+    def batch_get_into_multi_buffer_ranges(
+        self, keys: list[str], addresses: _Rows, sizes: _Rows, offsets: _Rows
+    ) -> list[int]: ...
+    def batch_get_session_end(self, keys: list[str]) -> int: ...
+    def batch_put_from_multi_buffers(
+        self, keys: list[str], addresses: _Rows, sizes: _Rows
+    ) -> list[int]: ...
+    def batch_get_into_multi_buffers(
+        self, keys: list[str], addresses: _Rows, sizes: _Rows
+    ) -> list[int]: ...
+
+
+class MooncakeVersions(NamedTuple):
+    """Which Mooncake a store talks through. The master doesn't tell its version."""
+
+    distribution: str
+    version: str
+    master_server_address: str
+
+
+def find_versions(master_server_address: str) -> MooncakeVersions:
+    """The installed distribution: its name differs by accelerator, so it's looked up by module."""
+    names = packages_distributions().get("mooncake")
+    if not names:
+        raise StoreUnavailableError(
+            Reason.STORE_UNAVAILABLE,
+            f"option store: no Mooncake is installed; install "
+            f"'mooncake-transfer-engine-non-cuda>={NEEDED_VERSION}' or the build for your device",
+        )
+    return MooncakeVersions(names[0], version(names[0]), master_server_address)
+
+
+def open_client(options: MooncakeOptions, versions: MooncakeVersions) -> Client:
+    """A client that is set up. Raises ``StoreUnavailableError`` within about six seconds.
+
+    The order matters: ``setup`` takes seconds on a wrong port and has no limit of its own, so the
+    master is reached by hand first.
+    """
+    client = _new_client(versions)
+    local_hostname = _reach_master(options.master_server_address)
+
+    def set_up() -> int:
+        return client.setup(
+            options.local_hostname or local_hostname,
+            options.metadata_server,
+            options.global_segment_size,
+            options.local_buffer_size,
+            options.protocol,
+            options.device_name,
+            options.master_server_address,
+        )
+
+    code = within(_SETUP_LIMIT_S, "setup", options.master_server_address, set_up)
+    if code != 0:
+        raise StoreUnavailableError(
+            Reason.STORE_UNAVAILABLE,
+            f"option store: Mooncake's setup answered {code} (found master "
+            f"{options.master_server_address!r}, metadata_server {options.metadata_server!r}, "
+            f"protocol {options.protocol!r}, device_name {options.device_name!r})",
+        )
+    return client
+
+
+def within(limit_s: float, what: str, master: str, call: Callable[[], T]) -> T:
+    """``call()``, or ``StoreUnavailableError`` if it takes too long; it's left behind then, for
+    Mooncake's calls can't be cancelled.
+    """
+    answers: list[T] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            answers.append(call())
+        except BaseException as error:  # handed to the caller below
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name=f"mooncake-{what}", daemon=True)
+    thread.start()
+    thread.join(limit_s)
+    if errors:
+        raise errors[0]
+    if not answers:
+        raise StoreUnavailableError(
+            Reason.STORE_UNAVAILABLE,
+            f"option store: Mooncake's {what} didn't end within {limit_s:g} s; "
+            f"is {master!r} a Mooncake master?",
+        )
+    return answers[0]
+
+
+def _new_client(versions: MooncakeVersions) -> Client:
+    found = f"found {versions.distribution} {versions.version}"
+    try:
+        module = importlib.import_module("mooncake.store")
+    except ImportError as error:
+        raise StoreUnavailableError(
+            Reason.STORE_UNAVAILABLE,
+            f"option store: Mooncake can't be imported ({found}): {error}",
+        ) from error
+    kind: Any = module.MooncakeDistributedStore
+    missing = [name for name in _SESSION_METHODS if not hasattr(kind, name)]
+    if missing:
+        raise StoreUnavailableError(
+            Reason.STORE_UNSUPPORTED,
+            f"option store: Mooncake >= {NEEDED_VERSION} is needed, {found}, "
+            f"which lacks {', '.join(missing)}",
+        )
+    return cast("Client", kind())
+
+
+def _reach_master(address: str) -> str:
+    """Connect to the master and hang up; this machine's address on the way there."""
+    host, port = split_address("master_server_address", address)
+    try:
+        with socket.create_connection((host, port), timeout=_REACH_LIMIT_S) as connection:
+            name: str = connection.getsockname()[0]
+            return name
+    except OSError as error:
+        raise StoreUnavailableError(
+            Reason.STORE_UNAVAILABLE,
+            f"option store: no Mooncake master answers at {address!r}: {error}",
+        ) from error

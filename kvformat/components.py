@@ -54,7 +54,7 @@ def attention_scales(
 def latent_attention(
     *, latent_size: int, rope_size: int, block_size: int, dtype: str, fused: bool
 ) -> tuple[Component, ...]:
-    """MLA, without a head axis: ``[tokens, latent + rope]``, or latent and rope in two components."""
+    """MLA, without a head axis: ``[tokens, latent + rope]``, or latent and rope apart."""
     if fused:
         return (component("latent_rope", dtype, token=block_size, channel=latent_size + rope_size),)
     return (

@@ -14,8 +14,8 @@ from typing import Final
 
 import msgspec
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
+from xxhash import xxh3_64_intdigest
 
 from kvformat import registry, wire
 from kvformat.checksum import checksum
@@ -31,13 +31,28 @@ from kvformat.errors import (
 from kvformat.key import Shard
 from kvformat.objectmap import ObjectMap
 
-_FEATURES_KNOWN: Final = registry.KNOWN_REQUIRED_FEATURES
 _NO_EXTENSION: Final = bytes(32)
 _U64: Final = np.dtype("<u8")
+
+# A decode takes a few microseconds, and looking these up in their modules is part of it.
+_FEATURES_UNKNOWN: Final = ~registry.KNOWN_REQUIRED_FEATURES
+_OPTIONAL_UNKNOWN: Final = ~registry.KNOWN_OPTIONAL_FEATURES
+_CHECKSUMS: Final = registry.OPTIONAL_PAYLOAD_XXH3
+_MAX_HASH_NBYTES: Final = registry.MAX_HASH_NBYTES
+_MAX_LAYERS: Final = registry.MAX_OBJECT_LAYERS
 _DIRECTORY_AT: Final = wire.FIXED.size
 _GROUP_NBYTES: Final = wire.GROUP.size
+_unpack_preamble: Final = wire.PREAMBLE.unpack_from
+_unpack_fixed: Final = wire.FIXED.unpack_from
 _unpack_groups: Final = wire.GROUP.iter_unpack
-_pack: Final = wire.CHECKSUM.pack
+_unpack_word: Final = wire.CHECKSUM.unpack_from
+_pack_word: Final = wire.CHECKSUM.pack
+
+#: Offsets and sizes that were checked before, by the numbers they were checked against. They are
+#: the same in every object of a layout and shard, and comparing bytes beats checking them again.
+_found_right: dict[tuple[int, int, int], bytes] = {}
+_MAX_FOUND_RIGHT: Final = 256
+_MAX_FOUND_RIGHT_NBYTES: Final = 16384
 
 
 class GroupSpan(msgspec.Struct, frozen=True, gc=False):
@@ -58,7 +73,11 @@ class GroupSpan(msgspec.Struct, frozen=True, gc=False):
 
 
 class ObjectHeader(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
-    """A decoded header. Arrays are ``[num_ranges]`` of little-endian uint64, and read-only."""
+    """A decoded header.
+
+    ``table`` is the range table as it stands in the header: the ``[num_ranges]`` little-endian
+    uint64 offsets, then the sizes, then the checksums of the (group, layer) ranges.
+    """
 
     minor: int = registry.FORMAT_MINOR
     header_nbytes: int
@@ -72,10 +91,32 @@ class ObjectHeader(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False
     shard: Shard
     block_hash: bytes
     spans: tuple[GroupSpan, ...]
-    offsets: NDArray[np.uint64]
-    sizes: NDArray[np.uint64]
-    checksums: NDArray[np.uint64]
+    table: bytes
     extension: bytes = _NO_EXTENSION
+
+    @property
+    def num_ranges(self) -> int:
+        """Number of (group, layer) ranges."""
+        return len(self.table) // 24
+
+    @property
+    def offsets(self) -> NDArray[np.uint64]:
+        """``[num_ranges]`` bytes from the object's start to each range; read-only."""
+        return self._column(0)
+
+    @property
+    def sizes(self) -> NDArray[np.uint64]:
+        """``[num_ranges]`` bytes of each range; read-only."""
+        return self._column(1)
+
+    @property
+    def checksums(self) -> NDArray[np.uint64]:
+        """``[num_ranges]`` XXH3-64 of each range, zero without :attr:`has_checksums`; read-only."""
+        return self._column(2)
+
+    def _column(self, index: int) -> NDArray[np.uint64]:
+        num_ranges = self.num_ranges
+        return np.frombuffer(self.table, _U64, num_ranges, 8 * num_ranges * index)
 
     @property
     def has_checksums(self) -> bool:
@@ -130,11 +171,9 @@ def new_header(
             GroupSpan(group, first, num_layers, (1 << num_layers) - 1)
             for group, first, num_layers in object_map.spans
         ),
-        offsets=object_map.offsets,
-        sizes=object_map.sizes,
-        checksums=np.zeros(num_ranges, _U64)
-        if checksums is None
-        else np.asarray(checksums, dtype=_U64),
+        table=object_map.offsets.tobytes()
+        + object_map.sizes.tobytes()
+        + (bytes(8 * num_ranges) if checksums is None else np.asarray(checksums, _U64).tobytes()),
     )
 
 
@@ -164,19 +203,17 @@ def encode_header(header: ObjectHeader) -> bytes:
                 header.shard.context,
                 len(header.block_hash),
                 len(header.spans),
-                len(header.offsets),
+                header.num_ranges,
                 header.block_hash,
                 header.extension,
             ),
             *directory,
             *words,
-            header.offsets.tobytes(),
-            header.sizes.tobytes(),
-            header.checksums.tobytes(),
+            header.table,
         )
     )
     body = body.ljust(header.header_nbytes - wire.CHECKSUM.size, b"\0")
-    return body + wire.CHECKSUM.pack(xxhash.xxh3_64_intdigest(body))
+    return body + wire.CHECKSUM.pack(xxh3_64_intdigest(body))
 
 
 def header_nbytes_of(preamble: bytes | bytearray | memoryview) -> int:
@@ -188,7 +225,7 @@ def header_nbytes_of(preamble: bytes | bytearray | memoryview) -> int:
         raise HeaderError(
             Reason.HEADER_TRUNCATED, f"{len(preamble)} bytes are no header; at least 16 are needed"
         )
-    magic, major, _minor, nbytes = wire.PREAMBLE.unpack_from(preamble)
+    magic, major, _minor, nbytes = _unpack_preamble(preamble)
     if magic != wire.MAGIC:
         raise HeaderError(
             Reason.HEADER_MAGIC, f"starts with {magic.hex()}, expected {wire.MAGIC.hex()}"
@@ -221,57 +258,47 @@ def decode_header(data: bytes | bytearray | memoryview) -> ObjectHeader:
             Reason.HEADER_TRUNCATED, f"header has {nbytes} bytes, {len(data)} are there"
         )
     # A private copy: a shared buffer must not change between a check and the use of what it
-    # checked, and arrays made from it are read-only.
+    # checked.
     header = bytes(data[:nbytes])
-    body_nbytes = nbytes - wire.CHECKSUM.size
-    (stored,) = wire.CHECKSUM.unpack_from(header, body_nbytes)
-    if xxhash.xxh3_64_intdigest(memoryview(header)[:body_nbytes]) != stored:
+    if xxh3_64_intdigest(header[:-8]) != _unpack_word(header, nbytes - 8)[0]:
         raise HeaderError(Reason.HEADER_CHECKSUM, "header checksum does not match its bytes")
     (
         _magic, _major, minor, _nbytes, required, optional, fingerprint, object_nbytes, write_id,
         bitmap, num_tokens, layer_shard, head_shard, context_shard, hash_nbytes, num_groups,
         num_ranges, hash_area, extension,
-    ) = wire.FIXED.unpack_from(header)  # fmt: skip
-    if required & ~_FEATURES_KNOWN:
+    ) = _unpack_fixed(header)  # fmt: skip
+    if required & _FEATURES_UNKNOWN:
         raise UnsupportedFeatureError(
             Reason.HEADER_FEATURE,
-            f"required feature bits {required & ~_FEATURES_KNOWN:#x} are unknown",
+            f"required feature bits {required & _FEATURES_UNKNOWN:#x} are unknown",
         )
-    if extension != _NO_EXTENSION and not (required or optional):
+    if extension != _NO_EXTENSION and not optional & _OPTIONAL_UNKNOWN:
         raise HeaderError(Reason.HEADER_RESERVED, "extension bytes without a feature bit")
-    if not 0 < hash_nbytes <= registry.MAX_HASH_NBYTES or hash_area[hash_nbytes:].strip(b"\0"):
+    block_hash = hash_area[:hash_nbytes]
+    if not 0 < hash_nbytes <= _MAX_HASH_NBYTES or block_hash.ljust(64, b"\0") != hash_area:
         raise HeaderError(
             Reason.HEADER_HASH, f"block hash of {hash_nbytes} bytes, 1 to 64 and zero-padded needed"
         )
     if num_tokens == 0:
         raise HeaderError(Reason.HEADER_TOKENS, "a block of 0 tokens")
-    spans, position = _decode_spans(header, bitmap, num_groups, num_ranges)
-    column = num_ranges * 8
-    end = position + 3 * column
-    needed = wire.align(end + 8)
+    spans, table_at = _decode_spans(header, bitmap, num_groups, num_ranges)
+    table_end = table_at + 24 * num_ranges
+    needed = wire.align(table_end + 8)
     if needed > nbytes or (minor == 0 and needed != nbytes):
         raise HeaderError(
             Reason.HEADER_SIZE, f"header claims {nbytes} bytes, its tables need {needed}"
         )
-    if minor == 0 and header[end:body_nbytes].strip(b"\0"):
+    if minor == 0 and any(header[table_end:-8]):
         raise HeaderError(Reason.HEADER_RESERVED, "non-zero bytes after the range table")
-    table = np.frombuffer(header, _U64, 3 * num_ranges, position)
-    offsets, sizes = table[:num_ranges], table[num_ranges : 2 * num_ranges]
-    # The ends of all ranges are the starts of the next ones, and the last is the object's end: one
-    # comparison of bytes is several times faster than one of elements. No sum can wrap, because
-    # no size has one of its two high bytes set.
-    sizes_at, checksums_at = position + column, end - column
-    if (
-        header[position:sizes_at] + _pack(object_nbytes)
-        != _pack(nbytes) + (offsets + sizes).tobytes()
-        or header[sizes_at + 6 : checksums_at : 8].strip(b"\0")
-        or header[sizes_at + 7 : checksums_at : 8].strip(b"\0")
-    ):
-        raise HeaderError(
-            Reason.HEADER_RANGES,
-            f"ranges do not lie one after the other from {nbytes} to {object_nbytes}",
-        )
-    if not optional & registry.OPTIONAL_PAYLOAD_XXH3 and header[checksums_at:end].strip(b"\0"):
+    for span in spans:
+        if span.complete >> span.num_layers:
+            raise HeaderError(
+                Reason.HEADER_COMPLETENESS,
+                f"group {span.group}: completeness bits past its {span.num_layers} layers",
+            )
+    table = header[table_at:table_end]
+    _check_ranges(table, num_ranges, nbytes, object_nbytes)
+    if not optional & _CHECKSUMS and any(table[16 * num_ranges :]):
         raise HeaderError(Reason.HEADER_RESERVED, "range checksums without their feature bit")
     return ObjectHeader(
         minor=minor,
@@ -284,51 +311,73 @@ def decode_header(data: bytes | bytearray | memoryview) -> ObjectHeader:
         group_bitmap=bitmap,
         num_tokens=num_tokens,
         shard=Shard(layer_shard, head_shard, context_shard),
-        block_hash=hash_area[:hash_nbytes],
-        spans=spans,
-        offsets=offsets,
-        sizes=sizes,
-        checksums=table[2 * num_ranges :],
+        block_hash=block_hash,
+        spans=tuple(spans),
+        table=table,
         extension=extension,
     )
 
 
+def _check_ranges(table: bytes, num_ranges: int, first: int, end: int) -> None:
+    """Refuse ranges that do not lie one after the other from ``first`` to ``end``."""
+    sizes_at, checksums_at = 8 * num_ranges, 16 * num_ranges
+    columns = table[:checksums_at]
+    key = (num_ranges, first, end)
+    if _found_right.get(key) == columns:
+        return
+    numbers = np.frombuffer(columns, _U64)
+    # The end of each range is the start of the next one, and of the last the object's: one
+    # comparison of bytes is several times faster than one of elements. No sum can wrap, because
+    # no size has one of its two high bytes set.
+    ends = _pack_word(first) + (numbers[:num_ranges] + numbers[num_ranges:]).tobytes()
+    zeros = bytes(num_ranges)
+    if not (
+        ends.startswith(columns[:sizes_at])
+        and ends.endswith(_pack_word(end))
+        and columns[sizes_at + 6 :: 8] == zeros
+        and columns[sizes_at + 7 :: 8] == zeros
+    ):
+        raise HeaderError(
+            Reason.HEADER_RANGES,
+            f"ranges do not lie one after the other from {first} to {end}, each below 2^48 bytes",
+        )
+    if len(_found_right) == _MAX_FOUND_RIGHT:
+        _found_right.clear()
+    if checksums_at <= _MAX_FOUND_RIGHT_NBYTES:
+        _found_right[key] = columns
+
+
 def _decode_spans(
     header: bytes, bitmap: int, num_groups: int, num_ranges: int
-) -> tuple[tuple[GroupSpan, ...], int]:
-    """The group directory with its completeness words, and where the range table starts."""
+) -> tuple[list[GroupSpan], int]:
+    """The group directory with its completeness words, and where the range table starts.
+
+    Nothing tells yet that the words lie within the header, nor which of their bits are set.
+    """
     words_at = _DIRECTORY_AT + num_groups * _GROUP_NBYTES
-    if bitmap.bit_count() != num_groups or not num_groups or words_at > len(header):
-        raise HeaderError(
-            Reason.HEADER_GROUPS, f"{num_groups} groups, the bitmap has {bitmap.bit_count()}"
-        )
     spans = []
     seen = layers = 0
     for group, zero, first, num_layers, zero2 in _unpack_groups(header[_DIRECTORY_AT:words_at]):
         if zero or zero2:
             raise HeaderError(Reason.HEADER_RESERVED, "non-zero reserved bytes in a group entry")
-        if seen >> group or first + num_layers > registry.MAX_OBJECT_LAYERS:
+        if seen >> group or first + num_layers > _MAX_LAYERS:
             raise HeaderError(
                 Reason.HEADER_GROUPS,
                 f"group {group} is out of order, or its {num_layers} layers from {first} are over "
-                f"the limit of {registry.MAX_OBJECT_LAYERS}",
+                f"the limit of {_MAX_LAYERS}",
             )
         seen |= 1 << group
         layers += num_layers
         words_from, words_at = words_at, words_at + (num_layers + 63 >> 6 << 3)
         complete = int.from_bytes(header[words_from:words_at], "little")
-        if complete >> num_layers:
-            raise HeaderError(
-                Reason.HEADER_COMPLETENESS,
-                f"group {group}: completeness bits past its {num_layers} layers",
-            )
         spans.append(GroupSpan(group, first, num_layers, complete))
-    if seen != bitmap or not 0 < layers == num_ranges <= registry.MAX_OBJECT_LAYERS:
+    if seen != bitmap or len(spans) != num_groups or not 0 < layers == num_ranges <= _MAX_LAYERS:
         raise HeaderError(
             Reason.HEADER_GROUPS,
-            f"groups {seen:#x} with {layers} layers, the header says {bitmap:#x} and {num_ranges}",
+            f"{len(spans)} groups {seen:#x} with {layers} layers, the header says {num_groups}, "
+            f"{bitmap:#x} and {num_ranges}",
         )
-    return tuple(spans), words_at
+    return spans, words_at
 
 
 def check_header(

@@ -68,6 +68,8 @@ REQUIRED_PARTIAL_BLOCK: Final = 1 << 0
 # Optional features: a reader may ignore a bit that it doesn't know.
 #: The range checksums are filled in. Without it they are all zero.
 OPTIONAL_PAYLOAD_XXH3: Final = 1 << 0
+#: None of these has data in the header's extension.
+KNOWN_OPTIONAL_FEATURES: Final = OPTIONAL_PAYLOAD_XXH3
 
 # Limits, so that no length in foreign bytes can ask for more than a reader is ready to give.
 MAX_TEXT_NBYTES: Final = 16384
@@ -80,4 +82,5 @@ MAX_AXES: Final = 8
 MAX_SHARDS: Final = 65536
 MAX_HASH_NBYTES: Final = 64
 MAX_INTEGER: Final = (1 << 53) - 1
-MAX_OBJECT_NBYTES: Final = 1 << 48
+#: Payload bytes of one object; a range's size has two zero bytes at its high end.
+MAX_OBJECT_NBYTES: Final = (1 << 48) - 1

@@ -1,0 +1,177 @@
+"""Text for people and JSON for programs.
+
+On a terminal: colours (unless ``NO_COLOR`` is set) and the terminal's width, in which long values
+fold and a table that can't fit becomes one record a row. Elsewhere: plain text, never folded or
+cut.
+Text that came from outside is shown with its control characters escaped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import msgspec
+from rich.cells import cell_len
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from kvformat.cli.problems import Problem
+
+#: Wider than any line, so that nothing folds where no terminal asks for it.
+_UNLIMITED: Final = 1 << 20
+#: Below this a folded column is no longer readable.
+_MIN_FOLDED: Final = 12
+_INDENT: Final = 2
+
+
+class _PlainPipeConsole(Console):
+    """Leaves a broken pipe to the program, which knows what to exit with."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
+class Column(msgspec.Struct, frozen=True):
+    """A column of a table. ``folds``: its values may be folded in a narrow terminal."""
+
+    title: str
+    folds: bool = False
+    is_number: bool = False
+    style: str = ""
+
+
+def open_console(*, stderr: bool = False) -> Console:
+    """A console for one of the standard streams as it is now."""
+    stream = sys.stderr if stderr else sys.stdout
+    on_terminal = stream.isatty()
+    return _PlainPipeConsole(
+        file=stream,
+        width=None if on_terminal else _UNLIMITED,
+        # rich would still print bold and dim under NO_COLOR.
+        color_system=None if os.environ.get("NO_COLOR") else "auto",
+        markup=False,
+        emoji=False,
+        highlight=False,
+        soft_wrap=not on_terminal,
+    )
+
+
+def printable(text: str, keep: str = "") -> str:
+    """``text`` with everything that isn't plainly visible written as a backslash escape.
+
+    That is control and format characters, lone surrogates, and odd spaces: nothing that reaches a
+    terminal can move its cursor, colour it, or reorder what it shows.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text
+    )
+
+
+def format_nbytes(nbytes: int) -> str:
+    """``48.0 MiB``; below a KiB the exact number."""
+    if nbytes < 1024:
+        return f"{nbytes} B"
+    size = float(nbytes)
+    for unit in ("KiB", "MiB", "GiB", "TiB"):
+        size /= 1024
+        if size < 1024:
+            return f"{size:.1f} {unit}"
+    return f"{size / 1024:.1f} PiB"
+
+
+def format_list(values: Iterable[object], nothing: str = "-") -> str:
+    """Values with commas between."""
+    return ", ".join(map(str, values)) or nothing
+
+
+def dump_json(document: object) -> str:
+    """A document as indented ASCII JSON; no character of it acts on a terminal."""
+    text = json.dumps(msgspec.to_builtins(document), indent=2)
+    return text.replace("\x7f", "\\u007f")
+
+
+def print_json(document: object) -> None:
+    """Print a document on standard output."""
+    sys.stdout.write(dump_json(document) + "\n")
+
+
+def print_title(console: Console, title: str) -> None:
+    """A heading with an empty line before it."""
+    console.print()
+    console.print(_text(title, "bold"))
+
+
+def print_fields(console: Console, fields: Iterable[tuple[str, object]]) -> None:
+    """One line a field: name and value."""
+    rows = [(name, str(value)) for name, value in fields]
+    grid = Table.grid(padding=(0, 2), pad_edge=False)
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, value in rows:
+        grid.add_row(_text(name, "cyan"), _text(value))
+    console.print(Padding(grid, (0, 0, 0, _INDENT)))
+
+
+def print_table(
+    console: Console, columns: Sequence[Column], rows: Sequence[Sequence[object]]
+) -> None:
+    """A table, or a record a row where the console is too narrow for one."""
+    cells = [[printable(str(value)) for value in row] for row in rows]
+    if _least_width(columns, cells) > console.width:
+        for number, row in enumerate(cells):
+            if number:
+                console.print()
+            print_fields(console, zip((c.title for c in columns), row, strict=True))
+        return
+    table = Table(box=None, pad_edge=False, padding=(0, 2), header_style="bold")
+    for column in columns:
+        table.add_column(
+            Text(column.title),
+            justify="right" if column.is_number else "left",
+            style=column.style,
+            overflow="fold",
+            no_wrap=not column.folds,
+            min_width=_MIN_FOLDED if column.folds else None,
+        )
+    for row in cells:
+        table.add_row(*map(Text, row))
+    console.print(Padding(table, (0, 0, 0, _INDENT)))
+
+
+def print_problems(console: Console, problems: Sequence[Problem]) -> None:
+    """What was found, one line each, or nothing."""
+    if not problems:
+        return
+    print_title(console, "Problems")
+    for problem in problems:
+        line = _text(" " * _INDENT).append(problem.reason, "bold red").append(": ")
+        line.append(printable(problem.detail))
+        if problem.key is not None:
+            line.append(f" ({printable(problem.key)})", "dim")
+        console.print(line, overflow="fold")
+
+
+def print_line(console: Console, text: str, style: str = "") -> None:
+    """One paragraph."""
+    console.print(_text(text, style), overflow="fold")
+
+
+def _text(text: str, style: str = "") -> Text:
+    return Text(printable(text), style=style)
+
+
+def _least_width(columns: Sequence[Column], cells: Sequence[Sequence[str]]) -> int:
+    """The width below which a value that must not fold would be cut."""
+    total = _INDENT
+    for index, column in enumerate(columns):
+        widest = max([cell_len(column.title), *(cell_len(row[index]) for row in cells)])
+        total += (min(widest, _MIN_FOLDED) if column.folds else widest) + 2
+    return total

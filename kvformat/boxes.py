@@ -23,7 +23,7 @@ from kvformat.errors import PlanError, Reason
 from kvformat.key import Shard
 from kvformat.layout import Component, Layout
 from kvformat.objectmap import context_tokens, head_interval, shard_sizes
-from kvformat.placement import ComponentPlacement, Placement
+from kvformat.placement import ADDRESS_LIMIT, ComponentPlacement, Placement
 
 Indices = NDArray[np.int64]
 
@@ -106,6 +106,20 @@ def placement_box(component: Component, placed: ComponentPlacement, placement: P
             Reason.PLAN_PLACEMENT,
             f"component {component.name!r}: heads {placed.head_start}..{placed.head_stop} of "
             f"{component.num_heads}",
+        )
+    reach = placed.base_address + sum(
+        abs(stride) * (size - 1)
+        for stride, size in zip(placed.axis_strides_nbytes, component.byte_sizes, strict=True)
+    )
+    if (
+        min(placed.base_address, placed.block_stride_nbytes) < 0
+        or max(reach, placed.block_stride_nbytes) >= ADDRESS_LIMIT
+    ):
+        raise PlanError(
+            Reason.PLAN_PLACEMENT,
+            f"component {component.name!r}: base address {placed.base_address}, block stride "
+            f"{placed.block_stride_nbytes} and axis strides {placed.axis_strides_nbytes} are not "
+            f"those of memory",
         )
     return Box(
         (placed.head_start, placed.head_stop),

@@ -22,7 +22,7 @@ class Difference(msgspec.Struct, frozen=True):
     """One field with its value on either side.
 
     ``path`` is dotted; a run of layers that differ alike is one difference with the interval in
-    its path: ``groups[0].layers[0..31].components[k].dtype``.
+    its path: ``groups[0].layers[0..31].components[k].sizes.head``.
     """
 
     path: str
@@ -79,7 +79,12 @@ def _by_name(layer: dict[str, object]) -> dict[str, object]:
         "name": layer["name"],
         "component_order": ", ".join(names),
         **{
-            f"components[{name}]": {k: v for k, v in component.items() if k != "name"}
+            f"components[{name}]": {
+                "dtype": component["dtype"],
+                "axes": component["axes"],
+                # Each axis by its name, and no nbytes, which follows: one cause, one difference.
+                "sizes": dict(zip(component["axes"], component["sizes"], strict=True)),
+            }
             for name, component in zip(names, components, strict=True)
         },
     }

@@ -23,6 +23,7 @@ SCHEMA: Final = f"kvformat/{registry.FORMAT_MAJOR}"
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
 _CONFIG_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-\[\]]{0,254}")
 _DIGEST = re.compile(r"[0-9a-f]{0,128}")
+_MAX_UINT32: Final = (1 << 32) - 1
 
 
 def _check(condition: bool, reason: Reason, detail: str) -> None:
@@ -30,8 +31,15 @@ def _check(condition: bool, reason: Reason, detail: str) -> None:
         raise LayoutError(reason, detail)
 
 
+def _check_integer(value: int, first: int, last: int, reason: Reason, what: str) -> None:
+    # A float or a bool would pass the comparison and then stand in the manifest as it is.
+    if type(value) is not int or not first <= value <= last:
+        raise LayoutError(reason, f"{what} is {value!r}, not an integer in {first}..{last}")
+
+
 def check_text(value: str, reason: Reason, what: str) -> None:
-    """Refuse text that can't be UTF-8 (a lone surrogate) or is over the limit."""
+    """Refuse what is no text, text that can't be UTF-8 (a lone surrogate) or is over the limit."""
+    _check(isinstance(value, str), reason, f"{what} is a {type(value).__name__}, not text")
     try:
         nbytes = len(value.encode("utf-8"))
     except UnicodeEncodeError as error:
@@ -75,7 +83,7 @@ class Component(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             _check(
                 _NAME.fullmatch(axis) is not None, bad, f"{what}: axis name {axis!r} is not a name"
             )
-            _check(0 < size <= registry.MAX_INTEGER, bad, f"{what}: axis {axis!r} has size {size}")
+            _check_integer(size, 1, registry.MAX_INTEGER, bad, f"{what}: size of axis {axis!r}")
         if bits < 8:
             # Two elements share a byte, so a cut or a stride through it would have no address.
             _check(
@@ -85,9 +93,10 @@ class Component(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
                 f"{what}: dtype {self.dtype} needs an uncut last axis of whole bytes, "
                 f"found {self.axes[-1]!r} of size {self.sizes[-1]}",
             )
+        _check_integer(self.nbytes, 1, registry.MAX_OBJECT_NBYTES, bad, f"{what}: nbytes")
         expected = prod(self.sizes) * bits // 8
         _check(
-            self.nbytes == expected <= registry.MAX_OBJECT_NBYTES,
+            self.nbytes == expected,
             bad,
             f"{what}: {self.nbytes} bytes declared, dtype and sizes give {expected}",
         )
@@ -170,18 +179,9 @@ class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             bad,
             f"unknown group kind {self.kind!r}; known: {', '.join(sorted(registry.GROUP_KINDS))}",
         )
-        _check(
-            0 < self.block_size < 1 << 32,
-            bad,
-            f"block_size {self.block_size} is not in 1..{(1 << 32) - 1} tokens",
-        )
-        windowed = self.kind in registry.WINDOWED_KINDS
-        _check(
-            (0 < self.window <= registry.MAX_INTEGER) if windowed else self.window == 0,
-            bad,
-            f"a {self.kind} group {'needs a' if windowed else 'has no'} window, "
-            f"found {self.window}",
-        )
+        _check_integer(self.block_size, 1, _MAX_UINT32, bad, "block_size in tokens")
+        first, last = (1, registry.MAX_INTEGER) if self.kind in registry.WINDOWED_KINDS else (0, 0)
+        _check_integer(self.window, first, last, bad, f"window of a {self.kind} group")
         limit = registry.MAX_OBJECT_LAYERS
         _check(
             0 < len(self.layers) <= limit,
@@ -225,12 +225,8 @@ class HashRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             bad,
             f"seed {self.seed!r} is not lowercase hex of at most 64 bytes",
         )
-        _check(0 < self.block_size < 1 << 32, bad, f"hash block_size {self.block_size}")
-        _check(
-            0 < self.digest_nbytes <= registry.MAX_HASH_NBYTES,
-            bad,
-            f"digest_nbytes {self.digest_nbytes} is not in 1..{registry.MAX_HASH_NBYTES}",
-        )
+        _check_integer(self.block_size, 1, _MAX_UINT32, bad, "hash block_size in tokens")
+        _check_integer(self.digest_nbytes, 1, registry.MAX_HASH_NBYTES, bad, "digest_nbytes")
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -290,16 +286,8 @@ class ShardGrid(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def __post_init__(self) -> None:
         bad = Reason.LAYOUT_GRID
         for name in ("head_shards", "context_shards"):
-            _check(
-                0 < getattr(self, name) <= registry.MAX_SHARDS,
-                bad,
-                f"{name} is {getattr(self, name)}, not in 1..{registry.MAX_SHARDS}",
-            )
-        _check(
-            0 < self.context_interleave < 1 << 32,
-            bad,
-            f"context_interleave is {self.context_interleave}",
-        )
+            _check_integer(getattr(self, name), 1, registry.MAX_SHARDS, bad, name)
+        _check_integer(self.context_interleave, 1, _MAX_UINT32, bad, "context_interleave")
         _check(
             self.context_shards > 1 or self.context_interleave == 1,
             bad,
@@ -311,6 +299,8 @@ class ShardGrid(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             "every group needs the same number of layer shards",
         )
         for starts in self.layer_starts:
+            for start in starts:
+                _check_integer(start, 0, registry.MAX_OBJECT_LAYERS, bad, "a layer start")
             _check(
                 0 < len(starts) <= registry.MAX_SHARDS
                 and starts[0] == 0
@@ -371,6 +361,8 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def _check_objects(self) -> None:
         bad = Reason.LAYOUT_OBJECTS
         members = sorted(index for groups in self.objects for index in groups)
+        for index in members:
+            _check_integer(index, 0, registry.MAX_GROUPS - 1, bad, "a group index in objects")
         _check(
             members == list(range(len(self.groups))),
             bad,

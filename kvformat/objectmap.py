@@ -52,6 +52,12 @@ def context_tokens(
     return tokens.compress(tokens // interleave % num_shards == index)
 
 
+def num_context_tokens(num_tokens: int, num_shards: int, index: int, interleave: int) -> int:
+    """How many tokens :func:`context_tokens` gives."""
+    rounds, rest = divmod(num_tokens, num_shards * interleave)
+    return rounds * interleave + min(max(rest - index * interleave, 0), interleave)
+
+
 def layer_interval(layout: Layout, group: int, layer_shard: int) -> tuple[int, int]:
     """First and last-plus-one layer, by index in the group, of a layer shard."""
     bounds = (*layout.grid.layer_starts[group], len(layout.groups[group].layers))
@@ -67,10 +73,8 @@ def shard_sizes(layout: Layout, component: Component, shard: Shard) -> tuple[int
     """``component.byte_sizes`` cut down to one head and context shard, in the same axis order."""
     grid = layout.grid
     start, stop = head_interval(component.num_heads, grid.head_shards, shard.head)
-    tokens = len(
-        context_tokens(
-            component.num_tokens, grid.context_shards, shard.context, grid.context_interleave
-        )
+    tokens = num_context_tokens(
+        component.num_tokens, grid.context_shards, shard.context, grid.context_interleave
     )
     sizes = dict(zip(component.axes, component.byte_sizes, strict=True))
     # A component without a cut axis has one head or token there: all of it, or nothing.

@@ -5,14 +5,21 @@ Source: spec/kvformat.md section 7.1.
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from kvformat import registry
 from kvformat.errors import PlanError, Reason
 from kvformat.layout import Component, Layout
 
 Array = NDArray[np.int64]
+
+#: No address, stride or extent reaches it, so that no int64 sum of a few of them can wrap and
+#: come back inside a region: placements come from peers, too.
+ADDRESS_LIMIT: Final = 1 << 61
 
 
 class ComponentPlacement(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,7 +70,10 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     context_interleave: int = 1
 
     def __post_init__(self) -> None:
-        if not 0 <= self.context_index < self.context_shards or self.context_interleave < 1:
+        if not (
+            0 <= self.context_index < self.context_shards <= registry.MAX_SHARDS
+            and 0 < self.context_interleave < 1 << 32
+        ):
             raise PlanError(
                 Reason.PLAN_PLACEMENT,
                 f"context shard {self.context_index} of {self.context_shards}, runs of "
@@ -113,7 +123,8 @@ def check_regions(
     Stores read and write whatever address they are given, so this is the only place where a wrong
     stride or address can be noticed.
     """
-    if place.num_blocks < 1 or (strides < 0).any():
+    extent = (place.num_blocks - 1) * max(strides.tolist(), default=0)
+    if place.num_blocks < 1 or extent >= ADDRESS_LIMIT:
         raise PlanError(
             Reason.PLAN_PLACEMENT, f"{place.num_blocks} blocks, block strides {strides.tolist()}"
         )

@@ -74,10 +74,12 @@ class RowTemplate:
         """Ranges of the given blocks, one row each.
 
         Args:
-            block_ids: ``[num_rows]`` int64.
+            block_ids: ``[num_rows]`` integers.
 
         Raises ``PlanError`` with reason ``plan_bounds`` for a block id outside the memory.
         """
+        # Narrower integers would wrap when multiplied by a stride.
+        block_ids = np.asarray(block_ids, np.int64)
         num_rows = len(block_ids)
         self._check_bounds(block_ids)
         columns = []
@@ -281,6 +283,8 @@ def plan_get(
 def _plan(
     layout: Layout, placement: Placement, max_transfer_nbytes: int | None
 ) -> list[RangeTemplate]:
+    for layer in placement.layers:
+        placed_components(layout, layer)
     templates = (
         RangeTemplate(object_map, placement, max_transfer_nbytes=max_transfer_nbytes)
         for object_map in object_maps(layout)
@@ -345,6 +349,8 @@ def plan_transfer(
 
     ``layout`` is either side's: their content fingerprints must be equal.
     """
+    for layer in (*source.layers, *target.layers):
+        placed_components(layout, layer)
     theirs = {(layer.group, layer.layer): layer for layer in target.layers}
     templates = []
     for ours in source.layers:

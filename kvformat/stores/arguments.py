@@ -14,6 +14,8 @@ from kvformat.stores.protocol import Code
 
 #: The longest key a store must take, in bytes of UTF-8.
 MAX_KEY_NBYTES = 128 * 1024
+#: The largest size that any store can name.
+MAX_NBYTES = 2**63 - 1
 
 
 def is_key(key: str) -> bool:
@@ -31,15 +33,20 @@ def same_length(keys: Sized, *others: Sized) -> bool:
     return all(len(other) == len(keys) for other in others)
 
 
+def check_nbytes(nbytes: int) -> int:
+    """``OK`` for a size that an object may have: at least one byte, and nameable."""
+    if nbytes < 1:
+        return Code.INVALID
+    return Code.OK if nbytes <= MAX_NBYTES else Code.NO_SPACE
+
+
 def check_pieces(addresses: Sequence[int], sizes: Sequence[int]) -> int:
     """The bytes of a list of memory pieces, or ``Code.INVALID``. A piece has at least one byte."""
     if len(addresses) != len(sizes):
         return Code.INVALID
     if not len(sizes):
         return 0
-    if min(sizes) < 1 or min(addresses) < 1:
-        return Code.INVALID
-    return sum(sizes)
+    return sum(sizes) if min(sizes) > 0 and min(addresses) > 0 else Code.INVALID
 
 
 def check_ranges(

@@ -23,7 +23,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 from kvformat.errors import ConfigError, Reason, StoreUnavailableError
-from kvformat.stores.arguments import address_of, check_pieces, check_ranges, is_key, same_length
+from kvformat.stores.arguments import (
+    address_of,
+    check_nbytes,
+    check_pieces,
+    check_ranges,
+    is_key,
+    same_length,
+)
 from kvformat.stores.file_objects import ObjectFiles, ReadFile, WriteFile
 from kvformat.stores.file_ranges import move_pieces, move_ranges
 from kvformat.stores.protocol import Code
@@ -112,12 +119,10 @@ class FileStore:
 
     def _check_new(self, key: str, nbytes: int) -> int:
         """``OK`` if an object of this size can be put under ``key``."""
-        if nbytes < 1:
-            return Code.INVALID
         found = self.object_nbytes(key)
         if found >= 0:
             return Code.EXISTS
-        return Code.OK if found == Code.NOT_FOUND else found
+        return check_nbytes(nbytes) if found == Code.NOT_FOUND else found
 
     def put_ranges(
         self,

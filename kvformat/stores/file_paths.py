@@ -17,6 +17,7 @@ Each key has exactly one path, and a path that no key has is not an object.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from urllib.parse import unquote_to_bytes
 
 #: Characters of a part in one directory or file name (a name holds at most 255 bytes).
@@ -54,6 +55,8 @@ def _format_parts(parts: list[str]) -> str:
     return "/".join([_format_part(part) for part in parts])
 
 
+# All parts but the last are the same for many keys. Small, because a part may have 128 KiB.
+@lru_cache(maxsize=128)
 def _format_part(part: str) -> str:
     text = _UNSAFE.sub(_escape, part.encode()).decode() or "%"
     if len(text) <= CHUNK:

@@ -14,7 +14,14 @@ from collections.abc import Iterator, Sequence
 from weakref import WeakValueDictionary
 
 from kvformat.errors import ConfigError, Reason, StoreUnavailableError
-from kvformat.stores.arguments import address_of, check_pieces, check_ranges, is_key, same_length
+from kvformat.stores.arguments import (
+    address_of,
+    check_nbytes,
+    check_pieces,
+    check_ranges,
+    is_key,
+    same_length,
+)
 from kvformat.stores.coverage import Coverage
 from kvformat.stores.protocol import Code
 from kvformat.stores.uri import parse_store_uri, refuse_unknown_options
@@ -93,15 +100,17 @@ class MemoryStore:
             return [self._put_start(key, size) for key, size in zip(keys, nbytes, strict=True)]
 
     def _put_start(self, key: str, nbytes: int) -> int:
-        if not is_key(key) or nbytes < 1:
+        if not is_key(key):
             return Code.INVALID
         if key in self._objects.by_key or key in self._writes:
             return Code.EXISTS
-        try:
-            self._writes[key] = _Write(nbytes)
-        except (MemoryError, OverflowError):
-            return Code.NO_SPACE
-        return Code.OK
+        code = check_nbytes(nbytes)
+        if code == Code.OK:
+            try:
+                self._writes[key] = _Write(nbytes)
+            except MemoryError:
+                return Code.NO_SPACE
+        return code
 
     def put_ranges(
         self,

@@ -383,6 +383,13 @@ class StoreConformance:
         assert store.put(keys[0], b"") == Code.INVALID
         assert store.exists(keys) == [0, 0, 0]
 
+    @pytest.mark.parametrize("nbytes", [2**62, 2**63 - 1, 2**63, 2**70])
+    def test_too_big(self, store: Store, name: str, nbytes: int) -> None:
+        """An object larger than any machine is refused for want of space; its neighbour isn't."""
+        keys = [f"{name}/big", f"{name}/small"]
+        assert store.put_start(keys, [nbytes, 4]) == [Code.NO_SPACE, 0]
+        assert store.put_revoke(keys) == [Code.INVALID, 0]
+
     def test_committed_objects_stay(self, store: Store, other: Store, name: str) -> None:
         """A committed object is never replaced: each way to put answers EXISTS."""
         source = Memory(b"second")

@@ -21,7 +21,15 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 
 from kvformat.errors import Reason, StoreUnavailableError
-from kvformat.stores.arguments import address_of, check_pieces, check_ranges, is_key, same_length
+from kvformat.stores.arguments import (
+    MAX_NBYTES,
+    address_of,
+    check_nbytes,
+    check_pieces,
+    check_ranges,
+    is_key,
+    same_length,
+)
 from kvformat.stores.coverage import Coverage
 from kvformat.stores.protocol import Code
 from kvformat_connector.store.mooncake_calls import MooncakeCalls
@@ -37,9 +45,6 @@ from kvformat_connector.store.mooncake_options import parse_mooncake_options, sp
 _SELF_TEST_LIMIT_S = 3.0
 _CLOSE_LIMIT_S = 5.0
 _LIST_LIMIT_S = 10.0
-# The size of an object that is being read isn't known without one more call. Mooncake checks the
-# range itself, as long as its end is a signed 64-bit number.
-_ANY_NBYTES = 2**63 - 1
 
 
 class _Write:
@@ -137,11 +142,10 @@ class MooncakeStore:
         new: list[int] = []
         with self._lock:
             for index in valid:
-                if not 1 <= nbytes[index] <= _ANY_NBYTES:
-                    codes[index] = Code.INVALID
-                elif keys[index] in self._writes:
+                codes[index] = check_nbytes(nbytes[index])
+                if keys[index] in self._writes:
                     codes[index] = Code.EXISTS
-                else:
+                elif codes[index] == Code.OK:
                     self._writes[keys[index]] = _Write(nbytes[index])
                     new.append(index)
         self._calls.fill(codes, new, self._client.batch_put_session_start, keys, nbytes)
@@ -250,8 +254,9 @@ class MooncakeStore:
             return self._unless_closed([Code.INVALID] * len(keys))
         with self._lock:
             is_open = [key in self._reads for key in keys]
+        # The size of the object isn't known here without one more call. Mooncake checks the ranges.
         totals = [
-            check_ranges(a, s, o, _ANY_NBYTES) if opened else Code.INVALID
+            check_ranges(a, s, o, MAX_NBYTES) if opened else Code.INVALID
             for opened, a, s, o in zip(is_open, addresses, sizes, offsets, strict=True)
         ]
         call = self._client.batch_get_into_multi_buffer_ranges

@@ -1,0 +1,249 @@
+"""What the file store answers when the system doesn't do as it's told."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conformance import HOSTILE_KEYS, Memory, random_bytes
+
+from kvformat.errors import ConfigError, Reason, StoreUnavailableError
+from kvformat.stores import Code, Store, open_store
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def store(folder: Path) -> Iterator[Store]:
+    store = open_store(f"file://{folder}")
+    yield store
+    store.close()
+
+
+def files_of(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_hostile_keys_stay_in_the_folder(tmp_path: Path, folder: Path, store: Store) -> None:
+    """No key puts anything outside the folder or into the store's own files, and when the objects
+    go, so do their directories.
+    """
+    (tmp_path / "beside").write_bytes(b"beside")
+    keys = [key for key in HOSTILE_KEYS.values() if len(key) < 4000]
+    keys += [".store/usage", ".store/writing/x", "..", ".", "~", "a+kv", "a", "a/b"]
+    for key in keys:
+        assert store.put(key, b"data") == Code.OK
+    assert sorted(store.list()) == sorted(keys)
+    assert {path.name for path in tmp_path.iterdir()} == {"beside", "store"}
+    assert (tmp_path / "beside").read_bytes() == b"beside"
+    assert {path.name for path in (folder / ".store").iterdir()} == {"usage", "writing"}
+    assert store.remove(keys) == [Code.OK] * len(keys)
+    assert files_of(folder) == {".store/usage"}
+    assert [path.name for path in folder.iterdir()] == [".store"]
+
+
+def test_foreign_files_are_left_alone(folder: Path, store: Store) -> None:
+    """Files that the store didn't write are neither listed nor removed."""
+    (folder / "notes.txt").write_text("mine")
+    (folder / "kvformat1").mkdir()
+    (folder / "kvformat1" / "a b+kv").write_text("mine")
+    (folder / "link+kv").symlink_to("notes.txt")
+    assert store.put("kvformat1/a", b"data") == Code.OK
+    assert list(store.list()) == ["kvformat1/a"]
+    assert store.get("link") is None
+    assert store.remove(["kvformat1/a"]) == [Code.OK]
+    assert (folder / "kvformat1" / "a b+kv").exists()
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [
+        (errno.ENOSPC, Code.NO_SPACE),
+        (errno.EDQUOT, Code.NO_SPACE),
+        (errno.EIO, Code.TRANSFER_FAILED),
+        (errno.ENOLCK, Code.INTERNAL),
+    ],
+)
+def test_failing_write(
+    store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch, number: int, code: Code
+) -> None:
+    """A write that fails is answered with its code, and what it belonged to is never committed."""
+
+    def fail(*arguments: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    source = Memory(b"data")
+    assert store.put_start(["key"], [4]) == [0]
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwritev", fail)
+        assert store.put_ranges(["key"], [[source.address]], [[4]], [[0]]) == [code]
+        assert store.put("other", b"data") == code
+    assert store.put_commit(["key"]) == [Code.INVALID]
+    assert store.exists(["key", "other"]) == [0, 0]
+    assert files_of(folder) == {".store/usage"}
+
+
+def test_full_disk_for_real(store: Store, folder: Path) -> None:
+    """Where the system refuses the file's size, the start answers NO_SPACE and leaves nothing."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    try:
+        assert store.put_start(["big", "small"], [100_001, 4]) == [Code.NO_SPACE, 0]
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert store.put_revoke(["small"]) == [0]
+    assert files_of(folder) == {".store/usage"}
+    assert (folder / ".store" / "usage").read_bytes() == bytes(8)
+
+
+@pytest.mark.parametrize("most", [1, 3, 4096, 5000])
+def test_short_reads_and_writes(store: Store, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    """Calls that move less than they were asked for are carried on, piece by piece."""
+    nbytes = min(12_000, 300 * most)
+    pieces = 3
+
+    def short(call: Any) -> Any:
+        def move(fd: int, buffers: list[Any], offset: int) -> int:
+            room, views = most, []
+            for buffer in buffers:
+                view = memoryview(buffer).cast("B")[:room]
+                room -= len(view)
+                if len(view):
+                    views.append(view)
+            return int(call(fd, views, offset))
+
+        return move
+
+    monkeypatch.setattr(os, "pwritev", short(os.pwritev))
+    monkeypatch.setattr(os, "preadv", short(os.preadv))
+    source, target = Memory(random_bytes(nbytes)), Memory(nbytes)
+    size = nbytes // pieces
+    starts = [index * size for index in range(pieces)]
+    # The pieces lie in memory from back to front, so that each is one of its own.
+    back = starts[::-1]
+    rows = ([[source.address + start for start in back]], [[size] * pieces], [starts])
+    assert store.put_start(["key"], [nbytes]) == [0]
+    assert store.put_ranges(["key"], *rows) == [nbytes]
+    assert store.put_commit(["key"]) == [0]
+    assert store.get_start(["key"]) == [0]
+    into = [[target.address + start for start in back]]
+    assert store.get_ranges(["key"], into, *rows[1:]) == [nbytes]
+    assert target.bytes() == source.bytes()
+    expected = b"".join(source.bytes()[start : start + size] for start in back)
+    assert store.get("key") == expected
+
+
+def test_truncated_under_a_reader(store: Store, folder: Path) -> None:
+    """An object that someone cut short is a failed transfer, not other bytes."""
+    assert store.put("key", b"0123456789") == Code.OK
+    assert store.get_start(["key"]) == [0]
+    os.truncate(folder / "key+kv", 5)
+    target = Memory(10)
+    ranges = (["key"], [[target.address]], [[10]], [[0]])
+    assert store.get_ranges(*ranges) == [Code.TRANSFER_FAILED]
+    assert store.get_objects(["key"], [[target.address]], [[10]]) == [Code.INVALID]
+
+
+def test_memory_that_is_not_there(store: Store) -> None:
+    """An address outside the process's memory is a failed transfer; the process lives on."""
+    source = Memory(b"data")
+    assert store.put_start(["key"], [4]) == [0]
+    assert store.put_ranges(["key"], [[4096]], [[4]], [[0]]) == [Code.TRANSFER_FAILED]
+    assert store.put_commit(["key"]) == [Code.INVALID]
+    assert store.put("key", source.bytes()) == Code.OK
+    assert store.get_start(["key"]) == [0]
+    assert store.get_ranges(["key"], [[4096]], [[4]], [[0]]) == [Code.TRANSFER_FAILED]
+
+
+def test_too_many_open_files(store: Store, folder: Path) -> None:
+    """Sessions beyond the limit of open files are refused one by one; the others go on."""
+    keys = [f"key/{index}" for index in range(50)]
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    in_use = len(os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (in_use + 20, hard))
+    try:
+        codes = store.put_start(keys, [4] * 50)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert set(codes) == {Code.OK, Code.UNAVAILABLE}
+    assert codes[0] == Code.OK
+    opened = [key for key, code in zip(keys, codes, strict=True) if code == Code.OK]
+    assert store.put_revoke(opened) == [Code.OK] * len(opened)
+    assert files_of(folder) == {".store/usage"}
+    assert (folder / ".store" / "usage").read_bytes() == bytes(8)
+
+
+def test_nothing_stays_open(folder: Path) -> None:
+    """Closing gives back every descriptor, with sessions open or not."""
+    before = set(os.listdir("/proc/self/fd"))
+    store = open_store(f"file://{folder}")
+    assert store.put("there", b"data") == Code.OK
+    assert store.put_start(["key"], [4]) == [0]
+    assert store.get_start(["there"]) == [0]
+    store.close()
+    assert set(os.listdir("/proc/self/fd")) <= before
+
+
+def test_sessions_that_end_close_their_files(store: Store) -> None:
+    """A thousand sessions, one after another, leave no descriptor behind."""
+    before = len(os.listdir("/proc/self/fd"))
+    source = Memory(b"data")
+    ranges = ([[source.address]], [[4]], [[0]])
+    for index in range(1000):
+        key = [f"key/{index}"]
+        assert store.put_start(key, [4]) == [0]
+        assert store.put_ranges(key, *ranges) == [4]
+        if index % 3 == 0:
+            assert store.put_revoke(key) == [0]
+            continue
+        assert store.put_commit(key) == [0]
+        assert store.get_start(key) == [0]
+        assert store.get_ranges(key, *ranges) == [4]
+        assert store.get_end(key) == [0]
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize(
+    ("uri", "reason"),
+    [
+        ("file://relative/path", Reason.CONFIG_VALUE),
+        ("file://", Reason.CONFIG_VALUE),
+        ("file:///", Reason.CONFIG_VALUE),
+        ("file:///tmp/a%00b", Reason.CONFIG_VALUE),
+        ("file:///tmp/a?max_nbytes=0", Reason.CONFIG_VALUE),
+        ("file:///tmp/a?max_nbytes=lots", Reason.CONFIG_VALUE),
+        ("file:///tmp/a?max_bytes=1G", Reason.CONFIG_UNKNOWN),
+    ],
+)
+def test_bad_options(uri: str, reason: Reason) -> None:
+    """A URI that this store can't follow is refused before anything is made."""
+    with pytest.raises(ConfigError) as caught:
+        open_store(uri)
+    assert caught.value.reason is reason
+    assert not Path("/tmp/a").exists()
+
+
+def test_folder_that_can_not_be_one(tmp_path: Path) -> None:
+    """A folder that is a file, or lies below one, is an unavailable store."""
+    (tmp_path / "file").write_text("mine")
+    for path in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(StoreUnavailableError) as caught:
+            open_store(f"file://{path}")
+        assert caught.value.reason is Reason.STORE_UNAVAILABLE
+
+
+def test_object_is_a_plain_file(store: Store, folder: Path) -> None:
+    """What lies in the folder is the object's bytes and nothing more, under a readable path."""
+    assert store.put("kvformat1/acme/some%20model/00ff", b"bytes") == Code.OK
+    path = folder / "kvformat1" / "acme" / "some%2520model" / "00ff+kv"
+    assert path.read_bytes() == b"bytes"
+    assert stat.S_ISREG(path.stat().st_mode)

@@ -189,25 +189,25 @@ class RangeTemplate:
         self.object_map = object_map
         self._max_nbytes = max_transfer_nbytes
         placed = {(layer.group, layer.layer): layer for layer in placement.layers}
-        starts = {(r.group, r.layer, r.component.name): r.offset for r in object_map.components}
+        ranges = {(r.group, r.layer, r.component.name): r for r in object_map.components}
         layers = []
+        num_missing = num_cut = 0
         for index, layer_range in enumerate(object_map.layers):
             place = placed.get((layer_range.group, layer_range.layer))
             if place is None:
+                num_missing += layer_range.nbytes > 0
                 continue
-            fragments = concatenate(
-                [
-                    intersect(
-                        component,
-                        placement_box(component, memory, placement),
-                        shard_box(layout, component, object_map.shard),
-                    ).shifted(
-                        memory.base_address,
-                        starts[layer_range.group, layer_range.layer, component.name],
-                    )
-                    for component, memory in placed_components(layout, place)
-                ]
-            )
+            parts = []
+            for component, memory in placed_components(layout, place):
+                target = ranges[layer_range.group, layer_range.layer, component.name]
+                part = intersect(
+                    component,
+                    placement_box(component, memory, placement),
+                    shard_box(layout, component, object_map.shard),
+                )
+                num_cut += 0 < int(part.nbytes.sum()) < target.nbytes
+                parts.append(part.shifted(memory.base_address, target.offset))
+            fragments = concatenate(parts)
             check_regions(
                 fragments.source, fragments.source_strides, fragments.nbytes, place, placement
             )
@@ -216,6 +216,9 @@ class RangeTemplate:
                     LayerTemplate(object_map, index, self._split(fragments), place.num_blocks)
                 )
         self.layers = tuple(layers)
+        #: The placement lacks whole layers of the object, or holds a part of some component's
+        #: bytes: its edge runs through the object, not along a replica.
+        self.is_cut = bool(num_missing or num_cut)
 
     @property
     def is_whole(self) -> bool:
@@ -242,21 +245,24 @@ class RangeTemplate:
 def plan_put(
     layout: Layout, placement: Placement, *, max_transfer_nbytes: int | None = None
 ) -> list[RangeTemplate]:
-    """Templates of the objects that this rank writes: those that hold bytes of its box.
+    """Templates of the objects that this rank writes: those that it holds whole.
 
-    Raises ``PlanError`` with reason ``plan_coverage`` for an object of which the rank holds only a
-    part: an object has one writer.
+    Where each component is held whole or not at all, as by a rank with its own heads of K and a
+    replica of what has no heads, an object that is not whole here is another rank's.
+
+    Raises ``PlanError`` with reason ``plan_coverage`` for an object that the rank's box cuts
+    through: an object has one writer.
     """
     templates = _plan(layout, placement, max_transfer_nbytes)
     for template in templates:
-        if not template.is_whole:
+        if template.is_cut:
             object_map = template.object_map
             raise PlanError(
                 Reason.PLAN_COVERAGE,
                 f"the rank holds only a part of object {list(object_map.groups)} in shard "
                 f"{object_map.shard}: cut the shard grid at least as finely as the writers' ranks",
             )
-    return templates
+    return [template for template in templates if template.is_whole]
 
 
 def plan_get(

@@ -62,7 +62,9 @@ from kvformat.objectmap import ObjectMap, group_bitmap, object_shards
 MAX_LISTED_SHARDS = 4096
 
 
-@click.command("describe", cls=Command, short_help="Explain a key, a namespace, a manifest or an object file.")
+@click.command(
+    "describe", cls=Command, short_help="Explain a key, a namespace, a manifest or an object file."
+)
 @click.argument("target")
 @click.option("--store", metavar="URI", help="Take the layout from the manifest in this store.")
 @click.option("--layout", metavar="FILE", help="Take the layout from this manifest file.")

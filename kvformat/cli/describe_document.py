@@ -227,14 +227,14 @@ def _show_object(console: Console, document: ObjectDocument, layout: Layout, sha
     for entry in document.ranges:
         layer = layout.groups[entry.group].layers[entry.layer]
         component = next(c for c in layer.components if c.name == entry.component)
-        shape = _shape(component.axes, shard_sizes(layout, component, shard))
+        shape = " x ".join(map(str, shard_sizes(layout, component, shard)))
         rows.append(
             (
                 entry.group,
                 entry.layer,
                 layer.name,
                 entry.component,
-                f"{component.dtype}[{shape}]",
+                f"{component.dtype} {shape}",
                 entry.offset,
                 entry.nbytes,
             )

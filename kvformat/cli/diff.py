@@ -217,7 +217,8 @@ def _show(console: Console, document: DiffDocument) -> None:
     print_problems(console, document.problems)
     if document.differences is None:
         return
-    print_title(console, _verdict(document))
+    style = "bold green" if document.is_equal else "bold red"
+    print_title(console, _verdict(document), style)
     if not document.differences:
         return
     console.print()

@@ -122,14 +122,14 @@ def print_ranges(console: Console, ranges: list[RangeDocument]) -> None:
             Column("offset", is_number=True),
             Column("bytes", is_number=True),
             Column("checksum"),
+            Column("found"),
             Column("payload"),
         ),
-        [(r.group, r.layer, r.offset, r.nbytes, r.checksum or "-", _status(r)) for r in ranges],
+        [
+            (r.group, r.layer, r.offset, r.nbytes, r.checksum or "-", r.found or "-", r.status)
+            for r in ranges
+        ],
     )
-
-
-def _status(row: RangeDocument) -> str:
-    return f"mismatch: found {row.found}" if row.status == "mismatch" else row.status
 
 
 def _show(console: Console, document: Inspection) -> None:
@@ -146,7 +146,7 @@ def _show(console: Console, document: Inspection) -> None:
         print_ranges(console, document.ranges)
     print_problems(console, document.problems)
     if not document.problems:
-        print_title(console, _verdict(document))
+        print_title(console, _verdict(document), "bold green")
 
 
 def _verdict(document: Inspection) -> str:

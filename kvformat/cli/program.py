@@ -12,7 +12,7 @@ import click
 
 from kvformat.cli.problems import EXIT_FOUND, EXIT_UNUSABLE, Problem, StoreAnswerError
 from kvformat.cli.render import dump_json, printable
-from kvformat.errors import KVFormatError, RemoteDataError
+from kvformat.errors import KVFormatError, Reason, RemoteDataError, StoreUnavailableError
 
 #: As a shell reports a process that wrote to a closed pipe, and one that was interrupted.
 EXIT_BROKEN_PIPE = 141
@@ -36,6 +36,11 @@ class Command(click.Command):
             code: int = super().invoke(ctx)
         except (KVFormatError, StoreAnswerError) as error:
             code = _report(error, bool(ctx.params.get("as_json")))
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            unavailable = StoreUnavailableError(Reason.STORE_UNAVAILABLE, str(error))
+            code = _report(unavailable, bool(ctx.params.get("as_json")))
         ctx.exit(code)
 
 

@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 from rich.cells import cell_len
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -26,8 +26,10 @@ from kvformat.cli.problems import Problem
 #: Wider than any line, so that nothing folds where no terminal asks for it.
 _UNLIMITED: Final = 1 << 20
 #: Below this a folded column is no longer readable.
-_MIN_FOLDED: Final = 12
+_MIN_FOLDED: Final = 14
 _INDENT: Final = 2
+#: Between columns.
+_GAP: Final = 2
 
 
 class _PlainPipeConsole(Console):
@@ -103,21 +105,21 @@ def print_json(document: object) -> None:
     sys.stdout.write(dump_json(document) + "\n")
 
 
-def print_title(console: Console, title: str) -> None:
+def print_title(console: Console, title: str, style: str = "bold") -> None:
     """A heading with an empty line before it."""
     console.print()
-    console.print(_text(title, "bold"))
+    console.print(_text(title, style))
 
 
 def print_fields(console: Console, fields: Iterable[tuple[str, object]]) -> None:
     """One line a field: name and value."""
     rows = [(name, str(value)) for name, value in fields]
-    grid = Table.grid(padding=(0, 2), pad_edge=False)
+    grid = Table.grid(padding=(0, _GAP, 0, 0))
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
     for name, value in rows:
         grid.add_row(_text(name, "cyan"), _text(value))
-    console.print(Padding(grid, (0, 0, 0, _INDENT)))
+    _print_block(console, grid)
 
 
 def print_table(
@@ -131,7 +133,7 @@ def print_table(
                 console.print()
             print_fields(console, zip((c.title for c in columns), row, strict=True))
         return
-    table = Table(box=None, pad_edge=False, padding=(0, 2), header_style="bold")
+    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
     for column in columns:
         table.add_column(
             Text(column.title),
@@ -139,11 +141,10 @@ def print_table(
             style=column.style,
             overflow="fold",
             no_wrap=not column.folds,
-            min_width=_MIN_FOLDED if column.folds else None,
         )
     for row in cells:
         table.add_row(*map(Text, row))
-    console.print(Padding(table, (0, 0, 0, _INDENT)))
+    _print_block(console, table)
 
 
 def print_problems(console: Console, problems: Sequence[Problem]) -> None:
@@ -152,16 +153,25 @@ def print_problems(console: Console, problems: Sequence[Problem]) -> None:
         return
     print_title(console, "Problems")
     for problem in problems:
-        line = _text(" " * _INDENT).append(problem.reason, "bold red").append(": ")
-        line.append(printable(problem.detail))
+        line = Text().append(printable(problem.reason), "bold red")
+        line.append(f": {printable(problem.detail)}")
         if problem.key is not None:
             line.append(f" ({printable(problem.key)})", "dim")
-        console.print(line, overflow="fold")
+        line.overflow = "fold"
+        _print_block(console, line)
 
 
 def print_line(console: Console, text: str, style: str = "") -> None:
     """One paragraph."""
     console.print(_text(text, style), overflow="fold")
+
+
+def _print_block(console: Console, block: RenderableType) -> None:
+    """Print something indented, and without the spaces with which rich fills a line up."""
+    with console.capture() as captured:
+        console.print(Padding.indent(block, _INDENT))
+    for line in captured.get().removesuffix("\n").split("\n"):
+        console.file.write(line.rstrip() + "\n")
 
 
 def _text(text: str, style: str = "") -> Text:
@@ -170,8 +180,8 @@ def _text(text: str, style: str = "") -> Text:
 
 def _least_width(columns: Sequence[Column], cells: Sequence[Sequence[str]]) -> int:
     """The width below which a value that must not fold would be cut."""
-    total = _INDENT
+    total = _INDENT - _GAP
     for index, column in enumerate(columns):
         widest = max([cell_len(column.title), *(cell_len(row[index]) for row in cells)])
-        total += (min(widest, _MIN_FOLDED) if column.folds else widest) + 2
+        total += (min(widest, _MIN_FOLDED) if column.folds else widest) + _GAP
     return total

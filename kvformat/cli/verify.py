@@ -188,3 +188,5 @@ def _show(console: Console, document: Verification) -> None:
             Counter(document.reasons).most_common(),
         )
         print_problems(console, document.problems)
+    else:
+        print_title(console, "Nothing is wrong.", "bold green")

@@ -64,9 +64,9 @@ class ObjectFiles:
         self._writing = Folder(os.path.join(path, _WRITING))
         self._usage = Usage(_USAGE, self._root.fd)
         with self._usage.locked():
-            self._remove_orphans()
             if not self._usage.is_counted():
                 self._usage.write(self._scan()[0])
+            self._remove_orphans()
 
     def stat(self, key: str) -> os.stat_result:
         """What the file system says of a committed object."""

@@ -60,4 +60,4 @@ class HostDevice:
 def _view(region: Region) -> memoryview:
     pointer = ctypes.cast(region.address, ctypes.POINTER(ctypes.c_uint8))
     array: NDArray[np.uint8] = np.ctypeslib.as_array(pointer, (region.nbytes,))
-    return memoryview(array)
+    return array.data

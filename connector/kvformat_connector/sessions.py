@@ -34,7 +34,10 @@ class PutSessions:
         if not self._open:
             self._opened_at = self._clock()
         codes = ask(self._store.put_start, keys, nbytes)
-        self._open.update(key for key, code in zip(keys, codes, strict=True) if code == Code.OK)
+        # After an internal error nobody knows whether a session is open; revoking tells.
+        self._open.update(
+            key for key, code in zip(keys, codes, strict=True) if code in (Code.OK, Code.INTERNAL)
+        )
         return codes
 
     @property
@@ -79,7 +82,8 @@ class GetSessions:
         self._opened_at = self._clock()
         distinct = list(dict.fromkeys(keys))
         codes = dict(zip(distinct, ask(self._store.get_start, distinct), strict=True))
-        self._open.update((key, None) for key, code in codes.items() if code == Code.OK)
+        # All of them: a call that failed may have opened some, and ending none is no error.
+        self._open.update(dict.fromkeys(distinct))
         return [codes[key] for key in keys]
 
     def renew(self) -> None:

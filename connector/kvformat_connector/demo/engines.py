@@ -185,13 +185,11 @@ def _warm_up_prompt() -> list[int]:
 
 
 def _answer(llm: Any, prompts: Sequence[list[int]], sampling: Any) -> list[Answer]:
-    from vllm.inputs import TokensPrompt
-
     engine = llm.llm_engine
     started = time.perf_counter()
     names = [f"r{time.monotonic_ns()}-{index}" for index in range(len(prompts))]
     for name, prompt in zip(names, prompts, strict=True):
-        engine.add_request(name, TokensPrompt({"prompt_token_ids": prompt}), sampling.clone())
+        engine.add_request(name, {"prompt_token_ids": prompt}, sampling.clone())
     first: dict[str, float] = {}
     last: dict[str, Any] = {}
     while engine.has_unfinished_requests():

@@ -28,7 +28,7 @@ def make_model(
     the same name. A folder that is there already is left as it is.
     """
     import torch
-    from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
+    from transformers import LlamaConfig, LlamaForCausalLM
 
     path = root / HUB_NAME / "snapshots" / commit
     if (path / "config.json").exists():
@@ -48,8 +48,7 @@ def make_model(
         tie_word_embeddings=False,
         initializer_range=INITIALIZER_RANGE,
     )
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
-    model.save_pretrained(path)
+    LlamaForCausalLM(config).save_pretrained(path)  # type: ignore[no-untyped-call]
     return path
 
 

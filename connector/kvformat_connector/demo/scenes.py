@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,9 +22,9 @@ from kvformat_connector.demo.storage import (
     read_contents,
 )
 
-#: Whole blocks of 32 and four tokens, and not above a thousand or so. With one token left to compute,
-#: or with many more to compute in the cold run, the matrix kernels of the CPU backend round
-#: otherwise, and logprobs that differ in the last bits would be the engine's doing, not the cache's.
+#: Whole blocks of 32 and four tokens, and not above a thousand or so. With one token left to
+#: compute, or with many more to compute in the cold run, the CPU backend's matrix kernels round
+#: otherwise: logprobs that differ in the last bits would be the engine's doing, not the cache's.
 PROMPT_LENGTHS: Final = (900, 516, 132)
 _STRIDES: Final = (7, 5, 11)
 COMMITS: Final = ("1f0a" * 10, "9c3e" * 10)
@@ -31,7 +32,7 @@ DAMAGED_LAYER: Final = 5
 
 
 class Stage:
-    """Where the scenes play: a folder, a store, a console, and the list of what has been checked."""
+    """Where the scenes play: a folder, a store, a console, and what has been checked."""
 
     def __init__(self, root: Path, uri: str, console: Console) -> None:
         self.root = root
@@ -144,7 +145,7 @@ def other_servers(stage: Stage, cold: EngineReport) -> None:
         )
         rows = stage.apart(
             "Comparing manifests",
-            lambda theirs=report.namespace: compare_namespaces(stage.uri, cold.namespace, theirs),
+            partial(compare_namespaces, stage.uri, cold.namespace, report.namespace),
         )
         table = Table("field", "first server", f"server with {what}")
         for column in table.columns:

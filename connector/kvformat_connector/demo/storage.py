@@ -33,7 +33,7 @@ class Contents(msgspec.Struct, frozen=True, kw_only=True):
 
 @contextmanager
 def demo_store(kind: str, root: Path) -> Iterator[str]:
-    """The URI of an empty store of the kind ``file`` or ``mooncake``, gone when the context ends."""
+    """The URI of an empty store, ``file`` or ``mooncake``, that goes when the context ends."""
     if kind == "file":
         yield f"file://{root / 'store'}"
     elif kind == "mooncake":

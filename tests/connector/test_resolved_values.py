@@ -1,0 +1,114 @@
+"""Configuration values: what counts, by name, and what doesn't."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from kvformat_connector.resolved import IGNORED_FIELDS, IGNORED_SECTIONS, config_values
+
+from kvformat.layout import Identity
+
+
+class Backend(enum.Enum):
+    FAST = 1
+
+
+class HubConfig:
+    """A transformers configuration, as far as this matters."""
+
+    def __init__(self, **values: object) -> None:
+        self.values = values
+
+    def to_dict(self) -> dict[str, object]:
+        return {"_name_or_path": "/somewhere", "transformers_version": "5", **self.values}
+
+
+@dataclass
+class ModelConfig:
+    model: str = "/models/a"
+    dtype: str = "bfloat16"
+    seed: int = 0
+    rope_scale: float = 0.1
+    hf_config: object = field(default_factory=lambda: HubConfig(rope={"theta": 1e4}, layers=[1, 2]))
+    hf_text_config: object = field(
+        default_factory=lambda: HubConfig(rope={"theta": 1e4}, layers=[1, 2])
+    )
+
+
+@dataclass
+class SchedulerConfig:
+    max_num_seqs: int = 8
+
+
+@dataclass
+class NewSection:
+    backend: Backend = Backend.FAST
+    wide: int = 1 << 60
+    missing: None = None
+
+
+@dataclass
+class Config:
+    model_config: ModelConfig = field(default_factory=ModelConfig)
+    scheduler_config: SchedulerConfig = field(default_factory=SchedulerConfig)
+    new_section: NewSection = field(default_factory=NewSection)
+    lora_config: None = None
+
+
+def test_values_are_flat_and_of_the_types_a_layout_holds() -> None:
+    """Nested values get dotted names, floats and enumerations become text, names of files go."""
+    assert config_values(Config()) == {
+        "model_config.dtype": "bfloat16",
+        "model_config.rope_scale": "0.1",
+        "model_config.hf_config.rope.theta": "10000.0",
+        "model_config.hf_config.layers": "[1, 2]",
+        "new_section.backend": "FAST",
+        "new_section.wide": str(1 << 60),
+        "new_section.missing": "none",
+    }
+
+
+def test_a_value_nobody_has_judged_counts() -> None:
+    """A section and a field that no list names are in: one too many costs only a miss."""
+    assert "new_section" not in IGNORED_SECTIONS
+    before = config_values(Config())
+    after = config_values(Config(new_section=NewSection(wide=2)))
+    assert {name for name in before if before[name] != after[name]} == {"new_section.wide"}
+
+
+def test_what_cannot_matter_does_not_count() -> None:
+    """Every ignored field and section leaves the values as they are."""
+    other = Config(
+        model_config=ModelConfig(model="/models/b", seed=7),
+        scheduler_config=SchedulerConfig(max_num_seqs=1),
+    )
+    assert config_values(other) == config_values(Config())
+
+
+def test_a_text_model_that_differs_from_the_whole_is_seen() -> None:
+    """The text model's values are dropped only where they repeat the whole model's."""
+    config = Config()
+    config.model_config.hf_text_config = HubConfig(rope={"theta": 5e5}, layers=[1, 2])
+    assert config_values(config)["model_config.hf_text_config.rope.theta"] == "500000.0"
+
+
+def test_any_name_and_value_fits_into_an_identity() -> None:
+    """Keys with odd characters, long names and objects without a text of their own are taken, and
+    the same values give the same text in every process."""
+    config = Config()
+    config.model_config.hf_config = HubConfig(
+        **{"a/b c": 1, "x" * 400: 2, "object": object(), "text": "\ud800" * 5, "big": "y" * 20_000}
+    )
+    values = config_values(config)
+    Identity(tenant="t", model="m", weights="w", config=values)
+    assert values["model_config.hf_config.object"] == "builtins.object"
+    assert values == config_values(config)
+
+
+def test_every_ignored_value_has_a_reason() -> None:
+    """The lists are for people: no entry without a why, no field under an ignored section."""
+    assert all(why for why in (*IGNORED_SECTIONS.values(), *IGNORED_FIELDS))
+    names = [name for names in IGNORED_FIELDS.values() for name in names]
+    assert len(names) == len(set(names))
+    assert not [name for name in names if name.split(".")[0] in IGNORED_SECTIONS]

@@ -1,0 +1,133 @@
+"""Weights identity: same weights, same text, on every node; other weights, another text."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from kvformat_connector.identity import model_name, weights_identity
+
+from kvformat.errors import ConfigError, Reason
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+def save_checkpoint(folder: Path, nbytes: int = 1 << 20) -> Path:
+    """A checkpoint of one safetensors file of ``nbytes`` payload bytes."""
+    folder.mkdir(parents=True)
+    header = json.dumps({"w": {"dtype": "U8", "shape": [nbytes], "data_offsets": [0, nbytes]}})
+    payload = bytes(index * 7 % 251 for index in range(nbytes))
+    data = len(header).to_bytes(8, "little") + header.encode() + payload
+    (folder / "model.safetensors").write_bytes(data)
+    (folder / "config.json").write_text('{"hidden_size": 8}')
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {}}')
+    (folder / "README.md").write_text("not a weight")
+    return folder
+
+
+def flip(path: Path, offset: int) -> None:
+    """Flip one bit of a file."""
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 1
+    path.write_bytes(data)
+
+
+def test_the_path_does_not_matter(tmp_path: Path) -> None:
+    """Two nodes with the same files in other places agree."""
+    first = save_checkpoint(tmp_path / "a" / "model")
+    second = tmp_path / "elsewhere"
+    shutil.copytree(first, second)
+    (second / "README.md").write_text("another text that is no weight")
+    assert weights_identity(str(first)) == weights_identity(str(second))
+    assert weights_identity(str(first)).startswith("digest:")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda folder: flip(folder / "config.json", 3),
+        lambda folder: flip(folder / "model.safetensors.index.json", 3),
+        lambda folder: flip(folder / "model.safetensors", 10),
+        lambda folder: flip(folder / "model.safetensors", 300),
+        lambda folder: flip(folder / "model.safetensors", -1),
+        lambda folder: (folder / "model.safetensors").open("ab").write(b"x"),
+        lambda folder: (folder / "model.safetensors").rename(folder / "other.safetensors"),
+        lambda folder: (folder / "more.bin").write_bytes(b"x"),
+    ],
+    ids=["config", "index", "header", "first page", "last page", "size", "name", "one more file"],
+)
+def test_another_checkpoint_has_another_identity(
+    tmp_path: Path, change: Callable[[Path], object]
+) -> None:
+    """Each thing that the digest covers changes it: case 4 of same name, other weights."""
+    folder = save_checkpoint(tmp_path / "model")
+    before = weights_identity(str(folder))
+    change(folder)
+    assert weights_identity(str(folder)) != before
+
+
+def test_a_fine_tune_that_changes_every_weight_a_little_is_another_checkpoint(
+    tmp_path: Path,
+) -> None:
+    """Same shapes and sizes, every byte other: sampled pages are enough to see it."""
+    folder = save_checkpoint(tmp_path / "model")
+    before = weights_identity(str(folder))
+    path = folder / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    start = len(data) - (1 << 20)
+    data[start:] = bytes(byte ^ 1 for byte in data[start:])
+    path.write_bytes(data)
+    assert weights_identity(str(folder)) != before
+
+
+def test_a_hub_snapshot_is_its_commit(tmp_path: Path) -> None:
+    """The commit in a snapshot's path is the identity, also through a link to the folder."""
+    folder = save_checkpoint(tmp_path / "models--org--name" / "snapshots" / COMMIT)
+    link = tmp_path / "link"
+    link.symlink_to(folder)
+    assert weights_identity(str(folder)) == f"commit:{COMMIT}"
+    assert weights_identity(str(link)) == f"commit:{COMMIT}"
+
+
+def test_the_operators_word_decides(tmp_path: Path) -> None:
+    """A given identity is taken, and can't be mistaken for one that was found out."""
+    folder = save_checkpoint(tmp_path / "model")
+    assert weights_identity(str(folder), given=f"commit:{COMMIT}") == f"given:commit:{COMMIT}"
+    assert weights_identity("made-up", given="v1", load_format="dummy") == "given:v1"
+
+
+@pytest.mark.parametrize(
+    ("model", "load_format"), [("made/up", "auto"), ("made-up", "auto"), ("s3://bucket/m", "auto")]
+)
+def test_weights_that_cannot_be_found_stop_the_start(model: str, load_format: str) -> None:
+    """Case 9: no revision and no weights to look at names the option that supplies an identity."""
+    with pytest.raises(ConfigError) as caught:
+        weights_identity(model, load_format=load_format)
+    assert caught.value.reason is Reason.CONFIG_MISSING
+    assert "'model_identity'" in caught.value.detail
+
+
+def test_dummy_weights_and_a_folder_without_weights_stop_the_start(tmp_path: Path) -> None:
+    """Case 9: files that aren't there, or aren't used, identify nothing."""
+    folder = save_checkpoint(tmp_path / "model")
+    with pytest.raises(ConfigError) as caught:
+        weights_identity(str(folder), load_format="dummy")
+    assert caught.value.reason is Reason.CONFIG_MISSING
+    assert "'model_identity'" in caught.value.detail
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ConfigError) as caught:
+        weights_identity(str(folder))
+    assert caught.value.reason is Reason.CONFIG_MISSING
+    assert "'model_identity'" in caught.value.detail
+
+
+def test_the_model_name_is_the_same_on_every_node(tmp_path: Path) -> None:
+    """A hub folder gives the hub name, another folder its last part, a hub name itself."""
+    folder = save_checkpoint(tmp_path / "models--org--name" / "snapshots" / COMMIT)
+    assert model_name(str(folder)) == "org/name"
+    assert model_name(str(save_checkpoint(tmp_path / "llama"))) == "llama"
+    assert model_name("org/name") == "org/name"
+    assert model_name(str(folder), given="served") == "served"

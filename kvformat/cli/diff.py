@@ -32,6 +32,7 @@ from kvformat.cli.sources import (
     stored_namespaces,
 )
 from kvformat.diff import ABSENT, Scalar, diff
+from kvformat.errors import KeyFormatError
 from kvformat.fingerprint import content_fingerprint
 from kvformat.key import ManifestKey, Namespace, layout_namespace, namespace_prefix
 from kvformat.layout import Layout
@@ -121,9 +122,10 @@ def _load_sides(a: str | None, b: str | None, reader: StoreReader | None) -> tup
     for text in (a, b):
         if text is None:
             continue
-        if is_key_text(text) and text.count("/") >= 3:
-            sides.append(_load_namespace(text, parse_namespace(text), reader))
-        elif os.path.isfile(text):
+        namespace = _exact_namespace(text)
+        if namespace is not None:
+            sides.append(_load_namespace(text, namespace, reader))
+        elif not is_key_text(text) and os.path.isfile(text):
             layout = load_layout_file(text)
             sides.append(_Side(text, layout_namespace(layout), layout, []))
         else:
@@ -137,6 +139,19 @@ def _load_sides(a: str | None, b: str | None, reader: StoreReader | None) -> tup
         choices = stored_namespaces(reader) if choices is None else choices
         sides += _rest(sides, choices, reader)
     return sides[0], sides[1]
+
+
+def _exact_namespace(text: str) -> Namespace | None:
+    """The namespace that a key or a whole namespace names; a store need not be able to list then.
+
+    Raises ``UnsupportedVersionError`` for those of another format version.
+    """
+    if not is_key_text(text):
+        return None
+    try:
+        return parse_namespace(text)
+    except KeyFormatError:
+        return None
 
 
 def _load_namespace(source: str, namespace: Namespace, reader: StoreReader | None) -> _Side:

@@ -28,6 +28,10 @@ def json_option(function: F) -> F:
     )
 
 
+class _ReaderGoneError(Exception):
+    """A broken pipe, under a name that click doesn't take for its own business."""
+
+
 class Command(click.Command):
     """A command whose function returns its exit code."""
 
@@ -37,7 +41,7 @@ class Command(click.Command):
         except (KVFormatError, StoreAnswerError) as error:
             code = _report(error, bool(ctx.params.get("as_json")))
         except BrokenPipeError:
-            raise
+            raise _ReaderGoneError from None
         except OSError as error:
             unavailable = StoreUnavailableError(Reason.STORE_UNAVAILABLE, str(error))
             code = _report(unavailable, bool(ctx.params.get("as_json")))
@@ -69,7 +73,7 @@ class Program(click.Group):
             except click.Abort:
                 code = EXIT_INTERRUPTED
             sys.stdout.flush()
-        except BrokenPipeError:
+        except (BrokenPipeError, _ReaderGoneError):
             # The interpreter flushes once more at exit, and must not meet the pipe again.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             code = EXIT_BROKEN_PIPE

@@ -102,7 +102,8 @@ def dump_json(document: object) -> str:
 
 def print_json(document: object) -> None:
     """Print a document on standard output."""
-    sys.stdout.write(dump_json(document) + "\n")
+    # In lines, because an unbuffered stream loses the rest of a large write that a pipe cut short.
+    sys.stdout.writelines(f"{line}\n" for line in dump_json(document).split("\n"))
 
 
 def print_title(console: Console, title: str, style: str = "bold") -> None:
@@ -113,12 +114,14 @@ def print_title(console: Console, title: str, style: str = "bold") -> None:
 
 def print_fields(console: Console, fields: Iterable[tuple[str, object]]) -> None:
     """One line a field: name and value."""
-    rows = [(name, str(value)) for name, value in fields]
+    rows = [(printable(name), printable(str(value))) for name, value in fields]
+    widest = max((cell_len(name) for name, _ in rows), default=0)
     grid = Table.grid(padding=(0, _GAP, 0, 0))
-    grid.add_column(no_wrap=True)
+    # In a narrow terminal names fold too, before values get no room.
+    grid.add_column(overflow="fold", max_width=max(1, min(widest, console.width // 2)))
     grid.add_column(overflow="fold")
     for name, value in rows:
-        grid.add_row(_text(name, "cyan"), _text(value))
+        grid.add_row(Text(name, style="cyan"), Text(value))
     _print_block(console, grid)
 
 

@@ -159,7 +159,8 @@ class _Walk:
 def _progress(*, enabled: bool) -> Iterator[Status | None]:
     """A line that moves, for who watches a terminal."""
     console = open_console(stderr=True)
-    if not (enabled and console.is_terminal):
+    # Without cursor movements there is nothing that moves.
+    if not (enabled and console.is_terminal and console.color_system):
         yield None
         return
     with console.status("listing keys") as status:

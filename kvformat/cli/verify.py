@@ -190,4 +190,6 @@ def _show(console: Console, document: Verification) -> None:
         )
         print_problems(console, document.problems)
     else:
-        print_title(console, "Nothing is wrong.", "bold green")
+        examined = document.num_objects + document.num_manifests
+        verdict = "Nothing is wrong." if examined else "There was nothing to check."
+        print_title(console, verdict, "bold green" if examined else "bold")

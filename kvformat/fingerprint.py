@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Final
+from types import GenericAlias
+from typing import Final, get_args, get_origin
 
 import msgspec
 
@@ -84,27 +85,13 @@ def parse_manifest(data: bytes | bytearray | memoryview, expected: bytes | None 
 
 
 def parse_layout(data: bytes) -> Layout:
-    """The layout of a JSON document whose fields may stand in any order.
+    """The layout of a JSON document whose fields, all of them, may stand in any order.
+
+    The rules are applied in the order of section 4.2: JSON, numbers, schema, fields, layout.
 
     Raises ``ManifestError`` or ``UnsupportedVersionError`` like :func:`parse_manifest`.
     """
-    if len(data) > registry.MAX_MANIFEST_NBYTES:
-        raise ManifestError(
-            Reason.MANIFEST_JSON,
-            f"manifest has {len(data)} bytes, at most {registry.MAX_MANIFEST_NBYTES}",
-        )
-    try:
-        fields = json.loads(
-            data.decode("utf-8"),
-            object_pairs_hook=_unique_fields,
-            parse_int=_bounded_int,
-            parse_float=_no_float,
-            parse_constant=_no_float,
-        )
-    except RecursionError:
-        raise ManifestError(Reason.MANIFEST_JSON, "manifest is nested too deeply") from None
-    except ValueError as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
-        raise ManifestError(Reason.MANIFEST_JSON, f"manifest is not JSON: {error}") from None
+    fields = _parse_json(data)
     if not isinstance(fields, dict):
         raise ManifestError(Reason.MANIFEST_FIELD, "manifest is not an object")
     if isinstance(schema := fields.get("schema"), str) and schema != SCHEMA:
@@ -114,16 +101,54 @@ def parse_layout(data: bytes) -> Layout:
     if "schema" not in fields:
         raise ManifestError(Reason.MANIFEST_FIELD, "manifest has no schema")
     try:
+        msgspec.convert(fields, _FIELDS, strict=True)
         return msgspec.convert(fields, Layout, strict=True)
+    except msgspec.ValidationError as error:
+        raise ManifestError(Reason.MANIFEST_FIELD, f"manifest: {error}") from None
     except LayoutError as error:
         raise ManifestError(error.reason, error.detail) from None
-    except msgspec.ValidationError as error:
-        # msgspec wraps what a __post_init__ raises only if it is a ValueError or TypeError.
-        raise ManifestError(Reason.MANIFEST_FIELD, f"manifest: {error}") from None
 
 
 def _digest(data: bytes) -> bytes:
     return hashlib.sha256(data).digest()[:FINGERPRINT_NBYTES]
+
+
+def _parse_json(data: bytes) -> object:
+    """The value of a JSON document of the restricted domain: first all of its syntax, then its
+    numbers, so that which of two faults is reported doesn't depend on which comes first."""
+    if len(data) > registry.MAX_MANIFEST_NBYTES:
+        raise ManifestError(
+            Reason.MANIFEST_JSON,
+            f"manifest has {len(data)} bytes, at most {registry.MAX_MANIFEST_NBYTES}",
+        )
+    refused: list[str] = []
+
+    def parse_int(text: str) -> int:
+        # The length check keeps a run of a million digits from being converted at all.
+        if text == "-0" or len(text) > 17 or abs(int(text)) > registry.MAX_INTEGER:
+            refused.append(text)
+            return 0
+        return int(text)
+
+    try:
+        value: object = json.loads(
+            data.decode("utf-8"),
+            object_pairs_hook=_unique_fields,
+            parse_int=parse_int,
+            parse_float=refused.append,
+            parse_constant=_no_constant,
+        )
+        canonical_json(value)  # an escaped lone surrogate parses, but is no text
+    except RecursionError:
+        raise ManifestError(Reason.MANIFEST_JSON, "manifest is nested too deeply") from None
+    except ValueError as error:  # UnicodeError and JSONDecodeError are ValueErrors
+        raise ManifestError(Reason.MANIFEST_JSON, f"manifest is not JSON: {error}") from None
+    if refused:
+        raise ManifestError(
+            Reason.MANIFEST_NUMBER,
+            f"{refused[0][:40]} is not an integer below 2^53 in its only spelling",
+        )
+    return value
 
 
 def _unique_fields(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -133,14 +158,22 @@ def _unique_fields(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return fields
 
 
-def _bounded_int(text: str) -> int:
-    # The length check keeps a run of a million digits from being converted at all.
-    if len(text) > 17 or abs(int(text)) > registry.MAX_INTEGER:
-        raise ManifestError(Reason.MANIFEST_NUMBER, f"integer {text[:40]} is not below 2^53")
-    if text == "-0":
-        raise ManifestError(Reason.MANIFEST_NUMBER, "-0 is not an integer of a manifest")
-    return int(text)
+def _no_constant(text: str) -> object:
+    raise ValueError(f"{text} is no JSON value")
 
 
-def _no_float(text: str) -> object:
-    raise ManifestError(Reason.MANIFEST_NUMBER, f"{text[:40]} is not an integer")
+def _fields_alone(annotation: object) -> object:
+    """A type of the layout with all of its fields required and none of its rules."""
+    if isinstance(annotation, type) and issubclass(annotation, msgspec.Struct):
+        fields = msgspec.structs.fields(annotation)
+        return msgspec.defstruct(
+            annotation.__name__,
+            [(field.name, _fields_alone(field.type)) for field in fields],
+            forbid_unknown_fields=True,
+        )
+    if get_origin(annotation) is tuple:
+        return GenericAlias(tuple, (_fields_alone(get_args(annotation)[0]), ...))
+    return annotation
+
+
+_FIELDS: Final = _fields_alone(Layout)

@@ -288,14 +288,14 @@ def decode_header(data: bytes | bytearray | memoryview) -> ObjectHeader:
         raise HeaderError(
             Reason.HEADER_SIZE, f"header claims {nbytes} bytes, its tables need {needed}"
         )
-    if minor == 0 and any(header[table_end:-8]):
-        raise HeaderError(Reason.HEADER_RESERVED, "non-zero bytes after the range table")
     for span in spans:
         if span.complete >> span.num_layers:
             raise HeaderError(
                 Reason.HEADER_COMPLETENESS,
                 f"group {span.group}: completeness bits past its {span.num_layers} layers",
             )
+    if minor == 0 and any(header[table_end:-8]):
+        raise HeaderError(Reason.HEADER_RESERVED, "non-zero bytes after the range table")
     table = header[table_at:table_end]
     _check_ranges(table, num_ranges, nbytes, object_nbytes)
     if not optional & _CHECKSUMS and any(table[16 * num_ranges :]):
@@ -355,6 +355,10 @@ def _decode_spans(
     Nothing tells yet that the words lie within the header, nor which of their bits are set.
     """
     words_at = _DIRECTORY_AT + num_groups * _GROUP_NBYTES
+    if bitmap.bit_count() != num_groups or not num_groups or words_at > len(header):
+        raise HeaderError(
+            Reason.HEADER_GROUPS, f"{num_groups} groups, the bitmap has {bitmap.bit_count()}"
+        )
     spans = []
     seen = layers = 0
     for group, zero, first, num_layers, zero2 in _unpack_groups(header[_DIRECTORY_AT:words_at]):
@@ -371,11 +375,10 @@ def _decode_spans(
         words_from, words_at = words_at, words_at + (num_layers + 63 >> 6 << 3)
         complete = int.from_bytes(header[words_from:words_at], "little")
         spans.append(GroupSpan(group, first, num_layers, complete))
-    if seen != bitmap or len(spans) != num_groups or not 0 < layers == num_ranges <= _MAX_LAYERS:
+    if seen != bitmap or not 0 < layers == num_ranges <= _MAX_LAYERS:
         raise HeaderError(
             Reason.HEADER_GROUPS,
-            f"{len(spans)} groups {seen:#x} with {layers} layers, the header says {num_groups}, "
-            f"{bitmap:#x} and {num_ranges}",
+            f"groups {seen:#x} with {layers} layers, the header says {bitmap:#x} and {num_ranges}",
         )
     return spans, words_at
 

@@ -31,9 +31,9 @@ _FORMAT = re.compile(rf"{FORMAT_NAME}([1-9][0-9]{{0,4}})")
 _TEXT = re.compile(r"~|(?!\.)(?:[A-Za-z0-9_.\-]|%[0-9A-F]{2})+")
 _ESCAPE = re.compile(rb"%([0-9A-F]{2})")
 _FINGERPRINT = re.compile(r"[0-9a-f]{32}")
-_GROUPS = re.compile(r"g([0-9a-f]{16})")
+_GROUPS = re.compile(r"g(?!0{16})([0-9a-f]{16})")
 _SHARD = re.compile(r"l([0-9a-f]{4})h([0-9a-f]{4})c([0-9a-f]{4})")
-_HASH = re.compile(r"(?:[0-9a-f]{2})+")
+_HASH = re.compile(rf"(?:[0-9a-f]{{2}}){{1,{registry.MAX_HASH_NBYTES}}}")
 
 
 class Shard(msgspec.Struct, frozen=True, order=True, gc=False):
@@ -126,7 +126,7 @@ def parse_key(text: str) -> BlockKey | ManifestKey:
     """What a key says.
 
     Raises:
-        KeyFormatError: not a key of this format; ``reason`` tells which part.
+        KeyFormatError: not a key of this format; ``reason`` tells the first part that is wrong.
         UnsupportedVersionError: a key of another format major.
     """
     if len(text) > registry.MAX_KEY_NBYTES:
@@ -159,18 +159,15 @@ def parse_key(text: str) -> BlockKey | ManifestKey:
     )
     if len(parts) == 5:
         return ManifestKey(namespace)
-    groups = _part(_GROUPS, parts[4], Reason.KEY_GROUPS, "g and 16 lowercase hex digits")
+    groups = _part(_GROUPS, parts[4], Reason.KEY_GROUPS, "g and 16 lowercase hex digits, not all 0")
     shard = _part(_SHARD, parts[5], Reason.KEY_SHARD, "l, h and c with 4 lowercase hex digits each")
     block_hash = _part(_HASH, parts[6], Reason.KEY_HASH, "lowercase hex of 1 to 64 bytes")
-    try:
-        return BlockKey(
-            namespace,
-            int(groups[1], 16),
-            Shard(int(shard[1], 16), int(shard[2], 16), int(shard[3], 16)),
-            bytes.fromhex(block_hash[0]),
-        )
-    except LayoutError as error:
-        raise KeyFormatError(error.reason, error.detail) from None
+    return BlockKey(
+        namespace,
+        int(groups[1], 16),
+        Shard(int(shard[1], 16), int(shard[2], 16), int(shard[3], 16)),
+        bytes.fromhex(block_hash[0]),
+    )
 
 
 def escape_text(text: str) -> str:

@@ -9,8 +9,8 @@ documents (:class:`~kvformat.cli.describe_document.Description`,
 :class:`~kvformat.cli.inspect.Inspection`, :class:`~kvformat.cli.diff.DiffDocument`,
 :class:`~kvformat.cli.ls.Listing`, :class:`~kvformat.cli.verify.Verification`). All of them hold
 ``problems``: a list of ``{reason, detail, key}``, empty where nothing was found. Where there is
-nothing to show at all the document is ``{"error": {"reason", "detail"}}``. Bytes, bitmaps and
-checksums are lowercase hex text. Fields are only ever added.
+nothing to show at all the document is ``{"error": {"reason", "detail"}}``; wrong usage is told on
+standard error only. Bytes, bitmaps and checksums are lowercase hex text. Fields are only added.
 """
 
 from __future__ import annotations

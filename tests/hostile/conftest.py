@@ -1,0 +1,3 @@
+"""Loads the profile for hypothesis."""
+
+import search_effort  # noqa: F401

@@ -48,7 +48,8 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What one request came to. ``logprobs[i][token]`` as exact floats."""
+    """What one request came to. ``logprobs[i][token]`` as exact floats; ``ttft_ms`` is wall time to
+    the first token, 0 where none came."""
 
     token_ids: list[int]
     logprobs: list[dict[str, float]]
@@ -197,7 +198,7 @@ def _answer(llm: Any, prompts: Sequence[list[int]], sampling: Any) -> list[Answe
             if output.outputs and output.outputs[0].token_ids:
                 first.setdefault(output.request_id, time.perf_counter() - started)
             last[output.request_id] = output
-    return [_to_answer(last[name], first.get(name, float("nan"))) for name in names]
+    return [_to_answer(last[name], first.get(name, 0.0)) for name in names]
 
 
 def _to_answer(output: Any, ttft_s: float) -> Answer:

@@ -1,0 +1,66 @@
+"""Real vLLM: what must stop a start stops it, and says why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from real_engine import PROMPTS, Servers, hits, tokens
+
+pytestmark = pytest.mark.vllm
+
+
+def test_a_configuration_that_changed_on_the_way_to_the_worker_stops_the_start(
+    servers: Servers, tmp_path: Path
+) -> None:
+    """Case 8: scheduler and worker compare layouts; the error names the field and both values."""
+    report = servers.run(
+        store=f"file://{tmp_path / 'store'}",
+        prompts=[],
+        connector_name="MutatingConnector",
+        connector_module="mutating",
+    )
+    assert report.error_reason == "handshake_refused"
+    assert "model_config.hf_config.rope_parameters.rope_theta" in report.error
+    assert "10000.0" in report.error
+    assert "500000.0" in report.error
+
+
+def test_made_up_weights_need_an_identity(servers: Servers, tmp_path: Path) -> None:
+    """Case 9: dummy weights stop the start and name the option; with it they are stored."""
+    store = f"file://{tmp_path / 'store'}"
+    dummy = {"load_format": "dummy"}
+    report = servers.run(store=store, prompts=[], engine_options=dummy)
+    assert report.error_reason == "config_missing"
+    assert "'model_identity'" in report.error
+    given = {"model_identity": "dummy-seed-1"}
+    cold = servers.run(store=store, prompts=PROMPTS[1:], engine_options=dummy, options=given)
+    warm = servers.run(store=store, prompts=PROMPTS[1:], engine_options=dummy, options=given)
+    assert (hits(cold), hits(warm)) == ([0], [128])
+    assert tokens(cold) == tokens(warm)
+
+
+@pytest.mark.parametrize(
+    ("store", "options", "reason"),
+    [
+        ("file:///nowhere", {"tenants": "a"}, "config_unknown"),
+        ("gopher://nowhere", {}, "config_value"),
+        ("mooncake://127.0.0.1:1", {}, "store_unavailable"),
+    ],
+    ids=["unknown option", "unknown store", "unreachable store"],
+)
+def test_a_configuration_that_cannot_work_stops_the_start(
+    servers: Servers, store: str, options: dict[str, str], reason: str
+) -> None:
+    """Case 37: the engine doesn't come up with a cache that will never work."""
+    report = servers.run(store=store, prompts=[], options=options)
+    assert report.error_reason == reason
+
+
+def test_what_is_not_described_yet_is_refused_by_name(servers: Servers, tmp_path: Path) -> None:
+    """A sliding window and a speculative decoder stop the start and are named."""
+    store = f"file://{tmp_path / 'store'}"
+    ngram = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}
+    report = servers.run(store=store, prompts=[], engine_options={"speculative_config": ngram})
+    assert report.error_reason == "config_unsupported"
+    assert "speculative_config" in report.error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -16,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from tests.vectors import run  # noqa: E402
-from tests.vectors.adapter import answer  # noqa: E402
+from tests.vectors.adapter import CLASSES, OPERATIONS, answer  # noqa: E402
 
 CASES = run.load()
 #: Codes of stores, peers and options: no rule of the format uses them.
@@ -27,6 +28,19 @@ LIBRARY_CODES = ("store_", "handshake_", "transfer_", "config_")
 def test_vector(case: run.Fields) -> None:
     """The library gives the result or the reason code of every vector."""
     assert run.problem(case, answer(run.request(case))) is None
+
+
+def test_contract() -> None:
+    """The contract's text names the classes and operations that there are, and no others."""
+    text = (ROOT / "spec" / "CONFORMANCE.md").read_text("utf-8")
+    assert tuple(re.findall(r"^\| `(\w+)` +\| ", text, re.MULTILINE)[: len(CLASSES)]) == CLASSES
+    named = {
+        operation
+        for line in re.findall(r"^\* (`.*?) \{", text, re.MULTILINE)
+        for operation in re.findall(r"`(\w+\.\w+)`", line)
+    }
+    assert named == OPERATIONS.keys() - {"hello"}
+    assert {case["op"] for case in CASES} == named
 
 
 def test_command() -> None:

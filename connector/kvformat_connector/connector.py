@@ -38,6 +38,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+def _log_like_the_engine() -> None:
+    """Show this package's messages where vLLM shows its own, unless somebody has set it up."""
+    ours, theirs = logging.getLogger("kvformat_connector"), logging.getLogger("vllm")
+    if not ours.handlers and not logging.getLogger().handlers:
+        ours.handlers = list(theirs.handlers)
+        ours.setLevel(theirs.level)
+        ours.propagate = False
+
+
 class StepMetadata(KVConnectorMetadata):
     """A step plan, in the engine's wrapping."""
 
@@ -73,6 +82,7 @@ class KVFormatConnector(KVConnectorBase_V1):
         kv_cache_config: KVCacheConfig,
     ) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
+        _log_like_the_engine()
         transfer = self._kv_transfer_config
         options = parse_options(transfer.kv_connector_extra_config)
         self._layout = derive_layout(vllm_config, kv_cache_config, options)

@@ -20,7 +20,7 @@ from kvformat_connector.engine import LayerAddress
 from kvformat_connector.objects import Rank, Rows
 from kvformat_connector.sessions import GetSessions
 from kvformat_connector.stats import Counters
-from kvformat_connector.transfer import HeaderBuffer, Lane, get_layer
+from kvformat_connector.transfer import Lane, get_layer
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +107,7 @@ class LoadStep:
     def _read_headers(self, rows: Rows) -> None:
         object_map = rows.template.object_map
         fingerprint = self._rank.namespace.fingerprint
-        buffer = HeaderBuffer(len(rows), object_map.header_nbytes)
+        buffer = self._rank.load_headers.take(len(rows), object_map.header_nbytes)
         live = rows.live_rows.tolist()
         keys = [rows.keys[row] for row in live]
         codes = ask(self._rank.store.get_ranges, keys, *buffer.ranges(live))

@@ -23,6 +23,7 @@ from kvformat_connector.config import Options
 from kvformat_connector.device import Device
 from kvformat_connector.engine import LayerAddress
 from kvformat_connector.messages import BlockList
+from kvformat_connector.transfer import HeaderMemory
 
 
 class ObjectTemplate:
@@ -126,6 +127,8 @@ class Rank:
         ]
         #: The order in which the engine computes layers.
         self.sequence = [LayerAddress(placed.group, placed.layer) for placed in placement.layers]
+        self.load_headers = HeaderMemory(store)
+        self.save_headers = HeaderMemory(store)
         self._manifest_key = format_key(ManifestKey(namespace))
         self._manifest = manifest(layout)
 

@@ -23,7 +23,7 @@ from kvformat_connector.engine import LayerAddress
 from kvformat_connector.objects import Rank, Rows
 from kvformat_connector.sessions import PutSessions
 from kvformat_connector.stats import Counters
-from kvformat_connector.transfer import HeaderBuffer, Lane, put_layer
+from kvformat_connector.transfer import Lane, put_layer
 
 logger = logging.getLogger(__name__)
 
@@ -132,7 +132,7 @@ class SaveStep:
     ) -> list[int]:
         """Write the headers of these rows; answers the rows whose header is written."""
         object_map = rows.template.object_map
-        buffer = HeaderBuffer(len(rows), object_map.header_nbytes)
+        buffer = self._rank.save_headers.take(len(rows), object_map.header_nbytes)
         write_ids = os.urandom(_WRITE_ID_NBYTES * len(rows))
         for row in clean:
             header = new_header(

@@ -40,12 +40,12 @@ class Lane:
 
 
 class HeaderBuffer:
-    """Host memory for headers, one row each, that stores can reach."""
+    """Memory ``[num_rows, header_nbytes]`` for headers, one row each."""
 
-    def __init__(self, num_rows: int, header_nbytes: int) -> None:
-        self.array: NDArray[np.uint8] = np.zeros((num_rows, header_nbytes), np.uint8)
-        self._base = self.array.ctypes.data
-        self._nbytes = header_nbytes
+    def __init__(self, array: NDArray[np.uint8]) -> None:
+        self.array = array
+        self._base = array.ctypes.data
+        self._nbytes = array.shape[1]
 
     def ranges(self, rows: Sequence[int]) -> tuple[Nested, Nested, Nested]:
         """Addresses, sizes and offsets of whole headers, as range calls take them."""
@@ -58,6 +58,27 @@ class HeaderBuffer:
     def row(self, row: int) -> memoryview:
         """The bytes of one header."""
         return memoryview(self.array[row])
+
+
+class HeaderMemory:
+    """Host memory that the store has been told of, for the headers of one lane.
+
+    It grows to the largest step and is used again by the next one.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._memory: NDArray[np.uint8] = np.empty(0, np.uint8)
+
+    def take(self, num_rows: int, header_nbytes: int) -> HeaderBuffer:
+        """A buffer, valid until the next one is taken."""
+        nbytes = num_rows * header_nbytes
+        if nbytes > len(self._memory):
+            if len(self._memory):
+                self._store.unregister_memory(self._memory.ctypes.data)
+            self._memory = np.zeros(2 * nbytes, np.uint8)
+            self._store.register_memory(self._memory.ctypes.data, 2 * nbytes)
+        return HeaderBuffer(self._memory[:nbytes].reshape(num_rows, header_nbytes))
 
 
 class LayerResult(msgspec.Struct):

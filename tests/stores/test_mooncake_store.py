@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import time
+import uuid
 from collections.abc import Iterator
 
 import pytest
-from conformance import ProcessConformance
-from kvformat_connector.store.mooncake_services import MooncakeServices
+from conformance import Memory, ProcessConformance
+from kvformat_connector.store.mooncake import MooncakeStore
+from kvformat_connector.store.mooncake_services import MooncakeServices, mooncake_services
 
+from kvformat.errors import Reason, StoreUnavailableError
 from kvformat.stores import Code, Store, open_store
 
 pytestmark = pytest.mark.mooncake
@@ -53,3 +57,86 @@ class TestMooncakeStore(ProcessConformance):
     @pytest.fixture
     def other(self, pools: tuple[Pool, Pool]) -> Store:
         return pools[1].take()
+
+
+def test_versions(mooncake: MooncakeServices, pools: tuple[Pool, Pool]) -> None:
+    """The store tells which Mooncake it goes through."""
+    store = pools[0].take()
+    assert isinstance(store, MooncakeStore)
+    assert store.versions.distribution.startswith("mooncake-transfer-engine")
+    assert store.versions.version >= "0.3.13.post1"
+    assert store.versions.master_server_address == mooncake.master_server_address
+
+
+def test_late_put_session_is_given_up(mooncake: MooncakeServices, pools: tuple[Pool, Pool]) -> None:
+    """A put session older than its limit writes nothing, commits nothing, and frees the key."""
+    store = open_store(f"{mooncake.uri}&put_session_limit_ms=300")
+    other = pools[1].take()
+    keys = [f"late/{uuid.uuid4().hex}" for _ in range(3)]
+    source = Memory(b"data")
+    rows = [[source.address]], [[4]], [[0]]
+    assert store.put_start(keys, [4, 4, 4]) == [0, 0, 0]
+    for key in keys:
+        assert store.put_ranges([key], *rows) == [4]
+    time.sleep(0.4)
+    assert store.put_ranges(keys[:1], *rows) == [Code.INVALID]
+    assert store.put_commit(keys[:2]) == [Code.INVALID, Code.INVALID]
+    assert other.put(keys[0], b"other") == Code.OK
+    assert other.put(keys[1], b"other") == Code.OK
+    # A new start of a late session's key is a new session, without the old one's bytes.
+    assert store.put_start(keys[2:], [4]) == [0]
+    assert store.put_commit(keys[2:]) == [Code.INVALID]
+    assert other.exists(keys) == [1, 1, 0]
+    store.close()
+
+
+def test_lease_runs_out(pools: tuple[Pool, Pool]) -> None:
+    """Case 25: a lease that ran out says so once, then the session is gone; a second start in time
+    renews it.
+    """
+    store = pools[0].take()
+    renewed, expired = (f"lease/{uuid.uuid4().hex}" for _ in range(2))
+    assert [store.put(key, b"data") for key in (renewed, expired)] == [0, 0]
+    target = Memory(4)
+    rows = [[target.address]], [[4]], [[0]]
+    assert store.get_start([renewed, expired]) == [0, 0]
+    time.sleep(1.2)
+    assert store.get_start([renewed]) == [0]
+    time.sleep(1.2)
+    assert store.get_ranges([expired], *rows) == [Code.LEASE_EXPIRED]
+    assert store.get_ranges([expired], *rows) == [Code.INVALID]
+    assert store.get_ranges([renewed], *rows) == [4]
+    assert store.get_end([renewed, expired]) == [0, Code.INVALID]
+    assert store.get_start([expired]) == [0]
+    assert store.get_ranges([expired], *rows) == [4]
+
+
+@pytest.mark.parametrize(
+    ("metrics", "reason"),
+    [("", Reason.STORE_UNSUPPORTED), ("&metrics=127.0.0.1:1", Reason.STORE_UNAVAILABLE)],
+)
+def test_list_needs_the_http_port(mooncake: MooncakeServices, metrics: str, reason: Reason) -> None:
+    """Without the master's HTTP port a listing is refused, and the option is named."""
+    store = open_store(f"mooncake://{mooncake.master_server_address}?protocol=tcp{metrics}")
+    with pytest.raises(StoreUnavailableError) as caught:
+        store.list()
+    assert caught.value.reason is reason
+    assert "metrics" in caught.value.detail
+    store.close()
+
+
+def test_services_end_with_their_context() -> None:
+    """Both services run in the context and are gone when it ends, also when it ends by an error."""
+    running: list[MooncakeServices] = []
+
+    def fail() -> None:
+        with mooncake_services(segment_nbytes=64 << 20) as services:
+            running.append(services)
+            assert services.master.poll() is None
+            assert services.client.poll() is None
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert running[0].master.returncode is not None
+    assert running[0].client.returncode is not None

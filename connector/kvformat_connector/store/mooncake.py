@@ -13,11 +13,8 @@ Source: spec/kvformat.md section 8.
 
 from __future__ import annotations
 
-import http.client
-import os
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 
 from kvformat.errors import Reason, StoreUnavailableError
@@ -34,17 +31,15 @@ from kvformat.stores.coverage import Coverage
 from kvformat.stores.protocol import Code
 from kvformat_connector.store.mooncake_calls import MooncakeCalls
 from kvformat_connector.store.mooncake_client import (
-    Client,
     MooncakeVersions,
     find_versions,
     open_client,
-    within,
 )
-from kvformat_connector.store.mooncake_options import parse_mooncake_options, split_address
+from kvformat_connector.store.mooncake_listing import fetch_keys
+from kvformat_connector.store.mooncake_options import parse_mooncake_options
+from kvformat_connector.store.mooncake_self_test import check_by_use
 
-_SELF_TEST_LIMIT_S = 3.0
 _CLOSE_LIMIT_S = 5.0
-_LIST_LIMIT_S = 10.0
 
 
 class _Write:
@@ -78,56 +73,16 @@ class MooncakeStore:
         self._lock = threading.Lock()  # the sessions; never held during a call
         self._writes: dict[str, _Write] = {}
         self._reads: set[str] = set()
+
+        def force_remove(key: str) -> int:
+            return self._calls.one(client.remove, key, True)
+
         try:
-            within(
-                2 * _SELF_TEST_LIMIT_S, "self test", self.versions.master_server_address, self._test
-            )
+            check_by_use(self, self.versions, force_remove)
         except StoreUnavailableError:
-            self._calls.close(0.0, lambda client: None)
+            # Not closed: if the check still hangs in a call, closing would crash it.
+            self._calls.close(0.0)
             raise
-
-    def _test(self) -> None:
-        """Put, get, compare and remove an object: the only check of versions that there is.
-
-        A newer client's puts fail on an older master and the reverse, while all else works.
-        """
-        key = f"kvformat-self-test/{uuid.uuid4().hex}"
-        content = bytearray(os.urandom(4096))
-        found = bytearray(len(content))
-        source, target, whole = [[address_of(content)]], [[address_of(found)]], [[len(content)]]
-        self._expect("register", self.register_memory(source[0][0], len(content)), Code.OK)
-        self._expect("register", self.register_memory(target[0][0], len(found)), Code.OK)
-        deadline = time.monotonic() + _SELF_TEST_LIMIT_S
-        [code] = self.put_start([key], [len(content)])
-        while code == Code.NO_SPACE and time.monotonic() < deadline:
-            time.sleep(0.1)  # eviction runs beside the put that found no room
-            [code] = self.put_start([key], [len(content)])
-        self._expect("put start", code, Code.OK)
-        self._expect("put", self.put_ranges([key], source, whole, [[0]])[0], len(content))
-        self._expect("commit", self.put_commit([key])[0], Code.OK)
-        self._expect("get start", self.get_start([key])[0], Code.OK)
-        self._expect("get", self.get_ranges([key], target, whole, [[0]])[0], len(content))
-        self._expect("compare", int(content == found), 1)
-        self._expect("get end", self.get_end([key])[0], Code.OK)
-        # Forced, because the reading above left a lease.
-        self._expect("remove", self._calls.one(self._client.remove, key, True), Code.OK)
-        self.unregister_memory(source[0][0])
-        self.unregister_memory(target[0][0])
-
-    def _expect(self, step: str, found: int, expected: int) -> None:
-        if found == expected:
-            return
-        hint = "do client and master have one version?"
-        if found == Code.NO_SPACE:
-            hint = (
-                "no process lends memory to the store, or it is full; start mooncake_client with "
-                "--global_segment_size, or set the option global_segment_size"
-            )
-        raise StoreUnavailableError(
-            Reason.STORE_UNAVAILABLE,
-            f"option store: the self test on {self.uri!r} failed at {step!r}: expected {expected}, "
-            f"found {found}; {hint} (client: {self.versions.distribution} {self.versions.version})",
-        )
 
     def exists(self, keys: Sequence[str]) -> list[int]:
         codes, valid = _check_keys(keys)
@@ -376,16 +331,11 @@ class MooncakeStore:
         return self._calls.one(self._client.unregister_buffer, address)
 
     def close(self) -> None:
-        def revoke(client: Client) -> None:
-            # Mooncake's close revokes nothing: others would wait 30 s for each of these keys.
-            with self._lock:
-                keys = list(self._writes)
-                self._writes.clear()
-                self._reads.clear()
-            if keys:
-                client.batch_put_session_revoke(keys)
-
-        self._calls.close(_CLOSE_LIMIT_S, revoke)
+        # Mooncake's close revokes nothing: others would wait 30 s for each of these keys.
+        with self._lock:
+            keys = list(self._writes)
+        self.put_revoke(keys)
+        self._calls.close(_CLOSE_LIMIT_S)
 
     def _move(
         self,
@@ -416,33 +366,10 @@ class MooncakeStore:
                 f"{self.uri}: only the master's HTTP port can list keys; name it with the option "
                 f"metrics, as in mooncake://host:port?metrics=host:9003",
             )
-        return (key for key in _fetch_keys(self._options.metrics) if key.startswith(prefix))
+        return (key for key in fetch_keys(self._options.metrics) if key.startswith(prefix))
 
 
 def _check_keys(keys: Sequence[str]) -> tuple[list[int], list[int]]:
     """A first code per key, and the positions of the keys that can be asked about."""
     codes = [int(Code.OK if is_key(key) else Code.INVALID) for key in keys]
     return codes, [index for index, code in enumerate(codes) if code == Code.OK]
-
-
-def _fetch_keys(metrics: str) -> list[str]:
-    """The committed keys, from the master's HTTP port: one a line."""
-    host, port = split_address("metrics", metrics)
-    connection = http.client.HTTPConnection(host, port, timeout=_LIST_LIMIT_S)
-    try:
-        connection.request("GET", "/get_all_keys")
-        response = connection.getresponse()
-        body = response.read()
-    except (OSError, http.client.HTTPException) as error:
-        raise StoreUnavailableError(
-            Reason.STORE_UNAVAILABLE,
-            f"option metrics: the master's HTTP port {metrics!r} doesn't answer: {error}",
-        ) from error
-    finally:
-        connection.close()
-    if response.status != 200:
-        raise StoreUnavailableError(
-            Reason.STORE_UNAVAILABLE,
-            f"option metrics: {metrics!r} answered {response.status} instead of a list of keys",
-        )
-    return body.decode(errors="replace").removesuffix("\n").split("\n") if body else []

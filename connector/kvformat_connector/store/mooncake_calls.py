@@ -87,11 +87,11 @@ class MooncakeCalls:
         for index, answer in zip(chosen, self.batch(call, *asked), strict=True):
             codes[index] = answer
 
-    def close(self, limit_s: float, last_words: Callable[[Client], None]) -> None:
-        """Let no call in any more and close the client when the last one has left.
+    def close(self, limit_s: float) -> None:
+        """Let no call in any more, and close the client when the last one has left.
 
-        ``last_words`` is called with the client before it's closed. Where a call doesn't come back
-        within ``limit_s`` the client stays as it is: closing it would crash that call.
+        Where a call doesn't come back within ``limit_s`` the client stays as it is: closing it
+        would crash that call.
         """
         with self._changed:
             if self._closed:
@@ -99,7 +99,6 @@ class MooncakeCalls:
             self._closed = True
             is_empty = self._changed.wait_for(lambda: not self._num_inside, timeout=limit_s)
         if is_empty:
-            last_words(self.client)
             self.client.close()
 
     def _enter(self) -> bool:

@@ -1,0 +1,36 @@
+"""The keys of a Mooncake store, from the master's HTTP port. The client itself can't list."""
+
+from __future__ import annotations
+
+import http.client
+
+from kvformat.errors import Reason, StoreUnavailableError
+from kvformat_connector.store.mooncake_options import split_address
+
+_LIMIT_S = 10.0
+
+
+def fetch_keys(metrics: str) -> list[str]:
+    """The committed keys, one a line, so a key with a newline comes as several.
+
+    ``metrics`` is ``host:port``. Raises ``StoreUnavailableError`` where that isn't a master's.
+    """
+    host, port = split_address("metrics", metrics)
+    connection = http.client.HTTPConnection(host, port, timeout=_LIMIT_S)
+    try:
+        connection.request("GET", "/get_all_keys")
+        response = connection.getresponse()
+        body = response.read()
+    except (OSError, http.client.HTTPException) as error:
+        raise StoreUnavailableError(
+            Reason.STORE_UNAVAILABLE,
+            f"option metrics: the master's HTTP port {metrics!r} doesn't answer: {error}",
+        ) from error
+    finally:
+        connection.close()
+    if response.status != 200:
+        raise StoreUnavailableError(
+            Reason.STORE_UNAVAILABLE,
+            f"option metrics: {metrics!r} answered {response.status} instead of a list of keys",
+        )
+    return body.decode(errors="replace").removesuffix("\n").split("\n") if body else []

@@ -1,0 +1,78 @@
+"""Put, get, compare and remove an object: the only check of Mooncake's versions that there is.
+
+Client and master don't compare theirs. A newer client's puts can fail on an older master while all
+else works.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Callable
+
+from kvformat.errors import Reason, StoreUnavailableError
+from kvformat.stores.arguments import address_of
+from kvformat.stores.protocol import Code, Store
+from kvformat_connector.store.mooncake_client import MooncakeVersions, within
+
+_NBYTES = 4096
+_LIMIT_S = 4.0
+# A put that finds no room starts an eviction, which runs beside it.
+_ROOM_LIMIT_S = 2.0
+
+
+def check_by_use(
+    store: Store, versions: MooncakeVersions, force_remove: Callable[[str], int]
+) -> None:
+    """Raise ``StoreUnavailableError`` naming the step that failed.
+
+    ``force_remove`` removes an object although it was just read.
+    """
+    within(
+        _LIMIT_S,
+        "self test",
+        versions.master_server_address,
+        lambda: _use(store, versions, force_remove),
+    )
+
+
+def _use(store: Store, versions: MooncakeVersions, force_remove: Callable[[str], int]) -> None:
+    def expect(step: str, found: int, expected: int) -> None:
+        if found != expected:
+            raise StoreUnavailableError(
+                Reason.STORE_UNAVAILABLE,
+                f"option store: the self test on {store.uri!r} failed at {step!r}: expected "
+                f"{expected}, found {found}; {_hint(found)} "
+                f"(client: {versions.distribution} {versions.version})",
+            )
+
+    key = f"kvformat-self-test/{uuid.uuid4().hex}"
+    content, found = bytearray(os.urandom(_NBYTES)), bytearray(_NBYTES)
+    source, target = address_of(content), address_of(found)
+    for address in (source, target):
+        expect("register memory", store.register_memory(address, _NBYTES), Code.OK)
+    deadline = time.monotonic() + _ROOM_LIMIT_S
+    [code] = store.put_start([key], [_NBYTES])
+    while code == Code.NO_SPACE and time.monotonic() < deadline:
+        time.sleep(0.1)
+        [code] = store.put_start([key], [_NBYTES])
+    expect("put start", code, Code.OK)
+    expect("put", store.put_ranges([key], [[source]], [[_NBYTES]], [[0]])[0], _NBYTES)
+    expect("commit", store.put_commit([key])[0], Code.OK)
+    expect("get start", store.get_start([key])[0], Code.OK)
+    expect("get", store.get_ranges([key], [[target]], [[_NBYTES]], [[0]])[0], _NBYTES)
+    expect("compare", int(content == found), 1)
+    expect("get end", store.get_end([key])[0], Code.OK)
+    expect("remove", force_remove(key), Code.OK)
+    for address in (source, target):
+        expect("unregister memory", store.unregister_memory(address), Code.OK)
+
+
+def _hint(found: int) -> str:
+    if found == Code.NO_SPACE:
+        return (
+            "the store is full, or no process lends it memory: start mooncake_client with "
+            "--global_segment_size, or set the option global_segment_size"
+        )
+    return "are client and master of one version?"

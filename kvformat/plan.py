@@ -207,14 +207,15 @@ class RangeTemplate:
                 )
                 num_cut += 0 < int(part.nbytes.sum()) < target.nbytes
                 parts.append(part.shifted(memory.base_address, target.offset))
+            if not any(len(part.nbytes) for part in parts):
+                continue
             fragments = concatenate(parts)
             check_regions(
                 fragments.source, fragments.source_strides, fragments.nbytes, place, placement
             )
-            if len(fragments.nbytes):
-                layers.append(
-                    LayerTemplate(object_map, index, self._split(fragments), place.num_blocks)
-                )
+            layers.append(
+                LayerTemplate(object_map, index, self._split(fragments), place.num_blocks)
+            )
         self.layers = tuple(layers)
         #: The placement lacks whole layers of the object, or holds a part of some component's
         #: bytes: its edge runs through the object, not along a replica.

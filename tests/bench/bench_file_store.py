@@ -14,7 +14,6 @@ target is a ratio, store to plain, of at least 0.7.
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
 import statistics
@@ -25,6 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy
+from measure import Row, report, row
 
 from kvformat.stores import Store, open_store
 
@@ -114,7 +114,7 @@ class Case:
         return self.num_objects * self.object_nbytes / (time.perf_counter() - start) / 1e9
 
 
-def measure(range_nbytes: int, ranges_per_object: int, parent: str | None) -> dict[str, object]:
+def measure(range_nbytes: int, ranges_per_object: int, parent: str | None) -> list[Row]:
     """Both directions of one shape."""
     found: dict[str, list[float]] = {way: [] for way in ("p_put", "s_put", "p_get", "s_get")}
     with tempfile.TemporaryDirectory(dir=parent) as folder:
@@ -130,33 +130,29 @@ def measure(range_nbytes: int, ranges_per_object: int, parent: str | None) -> di
             case.store_remove()
         case.store.close()
     median = {way: statistics.median(values) for way, values in found.items()}
-    return {
-        "range_nbytes": range_nbytes,
-        "ranges_per_object": ranges_per_object,
-        "put": compare(median["p_put"], median["s_put"]),
-        "get": compare(median["p_get"], median["s_get"]),
-    }
-
-
-def compare(plain: float, store: float) -> dict[str, object]:
-    """The two rates in GB/s, their ratio, and whether it reaches the target."""
-    ratio = store / plain
-    return {
-        "plain_gb_per_s": round(plain, 3),
-        "store_gb_per_s": round(store, 3),
-        "ratio": round(ratio, 3),
-        "reaches_target": ratio >= TARGET_RATIO,
-    }
+    return [
+        row(
+            f"file store {way}, {ranges_per_object} x {range_nbytes // KIB} KiB an object",
+            median[f"s_{way}"],
+            "GB/s",
+            floor=median[f"p_{way}"],
+            at_least=TARGET_RATIO,
+        )
+        for way in ("put", "get")
+    ]
 
 
 def main() -> None:
     parent = sys.argv[1] if len(sys.argv) > 1 else None
-    cases = [
-        measure(range_nbytes, ranges_per_object, parent)
-        for range_nbytes in RANGE_NBYTES
-        for ranges_per_object in (1, 8)
-    ]
-    print(json.dumps({"target_ratio": TARGET_RATIO, "rounds": NUM_ROUNDS, "cases": cases}))
+    report(
+        "file_store",
+        [
+            found
+            for range_nbytes in RANGE_NBYTES
+            for ranges_per_object in (1, 8)
+            for found in measure(range_nbytes, ranges_per_object, parent)
+        ],
+    )
 
 
 if __name__ == "__main__":

@@ -1,0 +1,78 @@
+"""Headers of random objects: what is encoded is decoded, and belongs to that object alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from layout_strategies import layouts
+
+from kvformat import (
+    HeaderError,
+    Layout,
+    ObjectHeader,
+    Reason,
+    check_header,
+    decode_header,
+    encode_header,
+    fingerprint,
+    new_header,
+    object_maps,
+)
+
+
+@given(layouts(), st.data())
+def test_the_header_of_any_object_decodes_to_itself(layout: Layout, data: st.DataObject) -> None:
+    """decode(encode(h)) == h in every field; it passes for its own object and for no other of
+    the layout; every range lies inside the object, one after the other."""
+    maps = object_maps(layout)
+    object_map = data.draw(st.sampled_from(maps))
+    block_hash = data.draw(st.binary(min_size=8, max_size=8))
+    checksums = data.draw(
+        st.none()
+        | st.lists(
+            st.integers(0, 2**64 - 1),
+            min_size=len(object_map.layers),
+            max_size=len(object_map.layers),
+        )
+    )
+    write_id = data.draw(st.binary(min_size=16, max_size=16))
+    made = new_header(object_map, fingerprint(layout), block_hash, write_id, checksums)
+    encoded = encode_header(made)
+    found = decode_header(encoded)
+
+    assert len(encoded) == object_map.header_nbytes
+    assert all(
+        getattr(found, name) == getattr(made, name) for name in ObjectHeader.__struct_fields__
+    )
+    ends = found.offsets + found.sizes
+    assert found.offsets.tolist() == [object_map.header_nbytes, *ends.tolist()[:-1]]
+    assert int(ends[-1]) == object_map.nbytes
+    np.testing.assert_array_equal(found.checksums, checksums or [0] * found.num_ranges)
+
+    for other in maps:
+        if other is object_map:
+            check_header(found, other, fingerprint(layout), block_hash, require_checksums=False)
+        else:
+            with pytest.raises(HeaderError):
+                check_header(found, other, fingerprint(layout), block_hash)
+    with pytest.raises(HeaderError) as raised:
+        check_header(found, object_map, fingerprint(layout), block_hash[::-1] + b"\0")
+    assert raised.value.reason is Reason.WRONG_BLOCK
+
+
+@given(layouts(), st.data())
+def test_objects_hold_every_byte_of_a_block_once(layout: Layout, data: st.DataObject) -> None:
+    """The objects of a block together have the layout's bytes, and each its component ranges one
+    after the other."""
+    maps = object_maps(layout)
+    whole = sum(c.nbytes for g in layout.groups for layer in g.layers for c in layer.components)
+
+    assert sum(m.nbytes - m.header_nbytes for m in maps) == whole
+    object_map = data.draw(st.sampled_from(maps))
+    position = object_map.header_nbytes
+    for found in object_map.components:
+        assert found.offset == position
+        position += found.nbytes
+    assert position == object_map.nbytes

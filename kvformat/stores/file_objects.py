@@ -23,8 +23,8 @@ from kvformat.stores.file_paths import format_directory, format_path, parse_path
 from kvformat.stores.file_usage import Usage
 
 _INTERNAL = ".store"
-_WRITING = ".store/writing"
-_USAGE = ".store/usage"
+_WRITING = f"{_INTERNAL}/writing"
+_USAGE = f"{_INTERNAL}/usage"
 # An eviction frees more than it must, so that the next one is some while away.
 _REFILL_PERCENT = 90
 
@@ -67,6 +67,7 @@ class ObjectFiles:
             if not self._usage.is_counted():
                 self._usage.write(self._scan()[0])
             self._remove_orphans()
+            self._check_links()
 
     def stat(self, key: str) -> os.stat_result:
         """What the file system says of a committed object."""
@@ -179,6 +180,17 @@ class ObjectFiles:
             os.close(fd)
         # A writer killed inside its commit leaves a file with both names.
         return found.st_size if found.st_nlink == 1 else 0
+
+    def _check_links(self) -> None:
+        """Find out at the start, not at each commit, that a file system lacks links or locks."""
+        probe = self._open_new(1)
+        name = f"{_INTERNAL}/{probe.name}"
+        try:
+            self._root.link_from(self._writing, probe.name, name)
+            self._root.unlink(name)
+        finally:
+            self._writing.unlink(probe.name)
+            self._usage.add(-probe.nbytes)
 
     def _has_room(self, nbytes: int) -> bool:
         return self._max_nbytes is None or self._usage.read() + nbytes <= self._max_nbytes

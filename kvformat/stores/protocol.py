@@ -5,9 +5,14 @@ success, a negative :class:`Code` on failure. A failure of one key is an answer,
 exception, and never touches another key. Callers check a whole answer with
 ``len(codes) == len(keys) and min(codes) >= 0``.
 
+A key is 1 to 131,072 bytes of UTF-8, an object and a range have at least one byte; anything else is
+``INVALID``, and so is a batch whose arguments differ in length. After ``close`` every call answers
+``UNAVAILABLE``.
+
 Sessions belong to the store instance and are named by key: at most one put session and one get
-session a key. Memory is given as integer addresses that the caller guarantees to be valid for the
-length of the call (a store can't check them: see spec/kvformat.md section 7, "Bounds").
+session a key. Any method may be called from any thread. Memory is given as integer addresses that
+the caller guarantees to be valid for the length of the call (a store can't check them: see
+spec/kvformat.md section 7, "Bounds").
 
 Source: spec/kvformat.md section 8 (reader and writer procedures).
 """
@@ -45,7 +50,11 @@ class Store(Protocol):
         ...
 
     def put_start(self, keys: Sequence[str], nbytes: Sequence[int]) -> list[int]:
-        """Open a put session per key for an object of exactly ``nbytes[i]`` bytes."""
+        """Open a put session per key for an object of exactly ``nbytes[i]`` bytes.
+
+        ``EXISTS`` where the object is there or is being written, by this store too: nothing is left
+        to do for the key. A caller commits and revokes only what it got ``OK`` for.
+        """
         ...
 
     def put_ranges(
@@ -57,12 +66,17 @@ class Store(Protocol):
     ) -> list[int]:
         """Write ``sizes[i][j]`` bytes at ``addresses[i][j]`` to ``offsets[i][j]`` of object ``i``.
 
-        Answers the bytes written for the key: all of them, or a negative code.
+        Answers the bytes written for the key: all of them, or a negative code. Where ranges overlap
+        the last one stays.
         """
         ...
 
     def put_commit(self, keys: Sequence[str]) -> list[int]:
-        """Make the objects visible, whole, and end their sessions."""
+        """Make the objects visible, whole, and end their sessions, whatever the answer.
+
+        ``INVALID`` for an object with a byte that was never written, ``EXISTS`` where another
+        writer's object came first. Neither becomes visible.
+        """
         ...
 
     def put_revoke(self, keys: Sequence[str]) -> list[int]:
@@ -70,7 +84,10 @@ class Store(Protocol):
         ...
 
     def get_start(self, keys: Sequence[str]) -> list[int]:
-        """Open a get session per key; the object stays readable while its lease holds."""
+        """Open a get session per key; the object stays readable while its lease holds.
+
+        For a key with an open session this renews the lease.
+        """
         ...
 
     def get_ranges(
@@ -91,7 +108,7 @@ class Store(Protocol):
         ...
 
     def put(self, key: str, data: bytes | bytearray | memoryview) -> int:
-        """Store a whole object. ``EXISTS`` if one is there; the one there stays as it is."""
+        """Store a whole object. ``EXISTS`` if one is there, or being written; that one stays."""
         ...
 
     def get(self, key: str) -> bytes | None:
@@ -121,7 +138,7 @@ class Store(Protocol):
         ...
 
     def remove(self, keys: Sequence[str]) -> list[int]:
-        """Remove committed objects. ``NOT_READY`` for one that is being read."""
+        """Remove committed objects. ``NOT_READY`` for one that is being read, or has a lease."""
         ...
 
     def list(self, prefix: str = "") -> Iterator[str]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import resource
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -239,6 +241,25 @@ def test_folder_that_can_not_be_one(tmp_path: Path) -> None:
         with pytest.raises(StoreUnavailableError) as caught:
             open_store(f"file://{path}")
         assert caught.value.reason is Reason.STORE_UNAVAILABLE
+
+
+@pytest.mark.parametrize(("module", "name"), [(os, "link"), (fcntl, "flock")])
+def test_file_system_that_can_not_hold_a_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str
+) -> None:
+    """A file system without hard links or locks is refused at the start, not at each commit."""
+
+    def refuse(*arguments: object, **options: object) -> None:
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+    monkeypatch.setattr(module, name, refuse)
+    with pytest.raises(StoreUnavailableError) as caught:
+        open_store(f"file://{tmp_path}")
+    assert caught.value.reason is Reason.STORE_UNAVAILABLE
+    monkeypatch.undo()
+    store = open_store(f"file://{tmp_path}")
+    assert files_of(tmp_path) == {".store/usage"}
+    store.close()
 
 
 def test_object_is_a_plain_file(store: Store, folder: Path) -> None:

@@ -3,7 +3,7 @@
 An object that is not exactly the one asked for is out before any of its payload is read; a layer
 whose bytes are not the ones the header describes is out before the engine reads them.
 
-Source: spec/kvformat.md section 8 (reader procedure).
+Source: spec/kvformat.md section 8.2 (readers).
 """
 
 from __future__ import annotations

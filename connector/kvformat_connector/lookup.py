@@ -1,6 +1,6 @@
 """How much of a prompt is in the store: the longest prefix of blocks whose objects all exist.
 
-Source: spec/kvformat.md section 8 (reader procedure, lookup).
+Source: spec/kvformat.md section 8.4 (lookup).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What the scheduler's side and the worker's side tell each other, once a step.
 
-Source: the engine's call order, README.md section "One step".
+Source: the engine's call order, connector/README.md section "One step".
 """
 
 from __future__ import annotations
@@ -39,11 +39,12 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Loads that failed: the number of the report by rank, and the blocks that nobody should be
-    promised for a while."""
+    """Loads that failed: the number of the report by rank, the blocks that nobody should be
+    promised for a while, and where in memory garbage stands for them."""
 
     numbers: dict[int, int]
     failed_hashes: list[bytes]
+    failed_block_ids: list[int]
 
 
 def merge_reports(first: WorkerReport, second: WorkerReport) -> WorkerReport:
@@ -51,6 +52,7 @@ def merge_reports(first: WorkerReport, second: WorkerReport) -> WorkerReport:
     return WorkerReport(
         numbers={**first.numbers, **second.numbers},
         failed_hashes=[*first.failed_hashes, *second.failed_hashes],
+        failed_block_ids=[*first.failed_block_ids, *second.failed_block_ids],
     )
 
 

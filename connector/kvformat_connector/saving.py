@@ -3,7 +3,7 @@
 An object is committed only if every byte of it was written in this step, from a computation that
 rests on no failed load; else it is revoked and nobody ever sees it.
 
-Source: spec/kvformat.md section 8 (writer procedure).
+Source: spec/kvformat.md section 8.1 (writers).
 """
 
 from __future__ import annotations

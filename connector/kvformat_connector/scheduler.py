@@ -65,6 +65,9 @@ class Scheduler:
         )
         self._requests: dict[str, _Request] = {}
         self._acknowledged: dict[int, int] = {}
+        #: Blocks in memory that hold garbage under a hash that the engine may still serve from its
+        #: own prefix cache, when the request that was to recompute them is gone.
+        self._garbage: set[int] = set()
 
     def match(self, request: Any, num_local_tokens: int) -> int:
         """Tokens after the first ``num_local_tokens`` that can be loaded: whole blocks, and never
@@ -108,6 +111,8 @@ class Scheduler:
                 self._set_blocks(request_id, block_ids or ())
             elif block_ids is not None:
                 self._add_blocks(request_id, block_ids)
+        for request_id, num_tokens in output.num_scheduled_tokens.items():
+            self._note_rewritten(request_id, computed[request_id], num_tokens)
         steps = [
             step
             for request_id, num_tokens in output.num_scheduled_tokens.items()
@@ -126,6 +131,7 @@ class Scheduler:
         """Workers could not load what a request had been promised."""
         self._acknowledged.update(report.numbers)
         self._distrusted.add(report.failed_hashes)
+        self._garbage.update(report.failed_block_ids)
         self._counters.add("lookup.broken_promises", len(report.failed_hashes))
 
     def close(self) -> None:
@@ -170,10 +176,27 @@ class Scheduler:
         end = min(num_computed + num_tokens, request.num_saved_tokens_max) // self._block_size
         loads = self._block_list(request, first_loaded, first_saved)
         saves = self._block_list(request, first_saved, end)
+        if saves and self._rests_on_garbage(request, first_saved):
+            self._counters.add("save.on_garbage", max(0, end - first_saved))
+            saves = []
         request.num_promised_tokens = 0
         if not loads and not saves:
             return None
         return RequestStep(request_id=request_id, loads=loads, saves=saves)
+
+    def _note_rewritten(self, request_id: str, num_computed: int, num_tokens: int) -> None:
+        """Blocks that are loaded anew, or computed to their end, hold garbage no more."""
+        request = self._requests.get(request_id)
+        if self._garbage and request is not None:
+            first = (num_computed - request.num_promised_tokens) // self._block_size
+            end = (num_computed + num_tokens) // self._block_size
+            for ids in request.block_ids:
+                self._garbage.difference_update(ids[first:end])
+
+    def _rests_on_garbage(self, request: _Request, num_blocks: int) -> bool:
+        return bool(self._garbage) and not all(
+            self._garbage.isdisjoint(ids[:num_blocks]) for ids in request.block_ids
+        )
 
     def _block_list(self, request: _Request, first: int, end: int) -> list[BlockList]:
         hashes = self._hashes_of_blocks(request.block_hashes, first, end)
@@ -183,18 +206,21 @@ class Scheduler:
         return [
             BlockList(
                 object_index=0,
-                block_hashes=hashes,
+                block_hashes=list(hashes),
                 block_ids=tuple(ids[first:end] for ids in request.block_ids),
             )
         ]
 
     def _hashes_of_blocks(
         self, hashes: Sequence[bytes], first: int = 0, end: int | None = None
-    ) -> list[bytes]:
+    ) -> Sequence[bytes]:
         """The hash of a block is the engine's hash of the last hash block in it."""
         per_block = self._hashes_per_block
+        if per_block == 1 and first == 0 and end is None:
+            # A waiting request is asked about in every step: its list is used as it is.
+            return hashes
         stop = None if end is None else max(first, end) * per_block
-        return list(hashes[first * per_block + per_block - 1 : stop : per_block])
+        return hashes[first * per_block + per_block - 1 : stop : per_block]
 
     def _with_shared_blocks(self, steps: list[RequestStep]) -> list[RequestStep]:
         loaded = {

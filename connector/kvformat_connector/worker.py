@@ -55,7 +55,7 @@ class Worker:
         self._loads: LoadStep | None = None
         self._saves: SaveStep | None = None
         self._failed_block_ids: set[int] = set()
-        self._failed_hashes: list[bytes] = []
+        self._report: WorkerReport | None = None
         self._num_reports = 0
         self._manifest_due_at = float("-inf")
 
@@ -130,10 +130,8 @@ class Worker:
 
     def take_report(self) -> WorkerReport | None:
         """What the scheduler must know of this step, or None."""
-        if not self._failed_hashes:
-            return None
-        failed, self._failed_hashes = self._failed_hashes, []
-        return WorkerReport(numbers={self._rank_number: self._num_reports}, failed_hashes=failed)
+        report, self._report = self._report, None
+        return report
 
     def close(self) -> None:
         """End the step, the threads and the store."""
@@ -148,7 +146,11 @@ class Worker:
             return set()
         self._num_reports += 1
         self._failed_block_ids |= outcome.block_ids
-        self._failed_hashes += outcome.block_hashes
+        self._report = WorkerReport(
+            numbers={self._rank_number: self._num_reports},
+            failed_hashes=outcome.block_hashes,
+            failed_block_ids=sorted(outcome.block_ids),
+        )
         return outcome.request_ids | {
             step.request_id
             for step in self._plan.requests

@@ -226,7 +226,9 @@ def test_a_reported_block_is_not_promised_again_for_a_while(
     request = Request("r", prompt(13))
     publish(engine, store, request, 3)
     assert engine.scheduler.match(request, 0) == 3 * BLOCK_SIZE
-    engine.scheduler.reported(WorkerReport(numbers={0: 1}, failed_hashes=[request.block_hashes[1]]))
+    engine.scheduler.reported(
+        WorkerReport(numbers={0: 1}, failed_hashes=[request.block_hashes[1]], failed_block_ids=[5])
+    )
     again = Request("s", prompt(13))
     assert engine.scheduler.match(again, 0) == 1 * BLOCK_SIZE
     assert plan(engine, num_scheduled_tokens={}).acknowledged == {0: 1}

@@ -433,6 +433,33 @@ def test_until_the_scheduler_knows_of_a_failure_nothing_is_saved(store: FaultySt
     assert warm.counters.snapshot()["save.blocks"] == 9 - NUM_FULL
 
 
+def test_garbage_that_an_aborted_request_left_behind_is_not_built_upon(store: FaultyStore) -> None:
+    """A request whose load failed is aborted before it can recompute. The engine's own prefix cache
+    still has its blocks: what others compute from them isn't saved, until they are rewritten."""
+    SimulatedEngine(store).serve(Request("c", TOKENS))
+    warm = SimulatedEngine(store)
+    aborted = Request("a", TOKENS)
+    hit = warm.scheduler.match(aborted, 0)
+    table = warm.allocate(7)
+    warm.scheduler.allocated(aborted, hit)
+    store.bend["get_start"] = lambda number, keys, codes: [Code.NOT_FOUND] * len(codes)
+    warm.step([(aborted, table, hit, 3)])
+    warm.scheduler.finished("a")
+    other = Request("b", [*TOKENS[:8], *prompt(9, 99)])
+    other_table = [*table[:2], *warm.allocate(3)]
+    warm.scheduler.allocated(other, 0)
+    warm.step([(other, other_table, 8, 9)])
+    assert warm.counters.snapshot()["save.on_garbage"] == 2
+    assert "save.blocks" not in warm.counters.snapshot()
+    again = Request("d", TOKENS)
+    warm.scheduler.allocated(again, 0)
+    warm.step([(again, table, 0, 27)])
+    third = Request("e", [*TOKENS[:8], *prompt(9, 99)])
+    warm.scheduler.allocated(third, 0)
+    warm.step([(third, other_table, 8, 9)])
+    assert warm.counters.snapshot()["save.blocks"] == 2
+
+
 def test_a_layer_that_the_engine_never_waits_for_fails_the_load(store: FaultyStore) -> None:
     """Hooks that don't fire must not turn into silent garbage."""
     SimulatedEngine(store).serve(Request("c", TOKENS))

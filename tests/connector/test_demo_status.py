@@ -1,0 +1,36 @@
+"""The demo's exit status: 0 exactly if everything that it shows holds."""
+
+from __future__ import annotations
+
+import pytest
+from kvformat_connector.demo import __main__ as demo
+from kvformat_connector.demo.scenes import Stage
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "status"), [([True, True], 0), ([True, False], 1), ([False], 1)]
+)
+def test_one_statement_that_does_not_hold_fails_the_demo(
+    monkeypatch: pytest.MonkeyPatch, outcomes: list[bool], status: int
+) -> None:
+    """Whichever scene it is in, and whatever holds besides."""
+    monkeypatch.setenv("STORE", "file")
+    monkeypatch.setattr(demo, "import_vllm", lambda: None)
+
+    def play(stage: Stage, *arguments: object) -> None:
+        for outcome in outcomes:
+            stage.check("a statement", outcome)
+
+    for scene in ("cold_and_warm", "other_servers", "damaged_object"):
+        monkeypatch.setattr(demo, scene, lambda *arguments: None)
+    monkeypatch.setattr(demo, "damaged_object", play)
+    assert demo.main() == status
+
+
+def test_a_store_that_the_demo_does_not_know_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A typing error in STORE is not taken for the default."""
+    monkeypatch.setenv("STORE", "mooncak")
+    monkeypatch.setattr(demo, "import_vllm", lambda: None)
+    with pytest.raises(SystemExit) as caught:
+        demo.main()
+    assert caught.value.code not in (0, None)

@@ -7,6 +7,7 @@ import fcntl
 import os
 import resource
 import stat
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -241,6 +242,55 @@ def test_folder_that_can_not_be_one(tmp_path: Path) -> None:
         with pytest.raises(StoreUnavailableError) as caught:
             open_store(f"file://{path}")
         assert caught.value.reason is Reason.STORE_UNAVAILABLE
+
+
+def test_commit_under_a_write(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit while another thread still writes to the object is refused: the write could change
+    what readers see.
+    """
+    entered, leave = threading.Event(), threading.Event()
+    source = Memory(b"data")
+    rows = (["key"], [[source.address]], [[4]], [[0]])
+    assert store.put_start(["key"], [4]) == [0]
+    assert store.put_ranges(*rows) == [4]
+    write = os.pwritev
+
+    def slow(*arguments: Any) -> int:
+        entered.set()
+        assert leave.wait(10)
+        return write(*arguments)
+
+    monkeypatch.setattr(os, "pwritev", slow)
+    writer = threading.Thread(target=store.put_ranges, args=rows)
+    writer.start()
+    assert entered.wait(10)
+    assert store.put_commit(["key"]) == [Code.INVALID]
+    leave.set()
+    writer.join()
+    assert store.exists(["key"]) == [0]
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_removed_while_it_is_opened(
+    store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch, again: bool
+) -> None:
+    """An object that goes between a reader's open and its lock is a miss, not a lost file's bytes,
+    whether or not another one is put in its place.
+    """
+    assert store.put("key", b"first") == Code.OK
+    lock = fcntl.flock
+
+    def late(fd: int, how: int) -> None:
+        if how & fcntl.LOCK_SH:
+            monkeypatch.setattr(fcntl, "flock", lock)
+            assert store.remove(["key"]) == [0]
+            if again:
+                assert store.put("key", b"other") == Code.OK
+        lock(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    assert store.get_start(["key"]) == [Code.NOT_FOUND]
+    assert store.get("key") == (b"other" if again else None)
 
 
 @pytest.mark.parametrize(("module", "name"), [(os, "link"), (fcntl, "flock")])

@@ -304,6 +304,30 @@ def test_failed_commit_is_revoked(store: Store, client: Client) -> None:
     assert store.put_commit(["a"]) == [Code.INVALID]
 
 
+def test_commit_under_a_write(store: Store, client: Client) -> None:
+    """A commit while another thread still writes to the object is refused and revoked."""
+    entered, leave = threading.Event(), threading.Event()
+    memory = Memory(4)
+    rows = (["a"], [[memory.address]], [[4]], [[0]])
+    assert store.put_start(["a"], [4]) == [0]
+    assert store.put_ranges(*rows) == [4]
+
+    def slow(*arguments: Any) -> list[int]:
+        entered.set()
+        assert leave.wait(10)
+        return [4]
+
+    client.answers["batch_put_from_multi_buffer_ranges"] = slow
+    writer = threading.Thread(target=store.put_ranges, args=rows)
+    writer.start()
+    assert entered.wait(10)
+    client.calls.clear()
+    assert store.put_commit(["a"]) == [Code.INVALID]
+    assert client.calls == ["batch_put_session_revoke"]
+    leave.set()
+    writer.join()
+
+
 @pytest.mark.parametrize(
     ("theirs", "ours"),
     [

@@ -138,6 +138,7 @@ def _parse_json(data: bytes) -> object:
             parse_float=refused.append,
             parse_constant=_no_constant,
         )
+        _check_depth(value)
         canonical_json(value)  # an escaped lone surrogate parses, but is no text
     except RecursionError:
         raise ManifestError(Reason.MANIFEST_JSON, "manifest is nested too deeply") from None
@@ -149,6 +150,20 @@ def _parse_json(data: bytes) -> object:
             f"{refused[0][:40]} is not an integer below 2^53 in its only spelling",
         )
     return value
+
+
+def _check_depth(value: object) -> None:
+    """Refuse a value with more arrays and objects around each other than a manifest may have."""
+    level = [value]
+    for _ in range(registry.MAX_DEPTH):
+        level = [
+            item
+            for outer in level
+            if isinstance(outer, dict | list)
+            for item in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+    if any(isinstance(item, dict | list) for item in level):
+        raise ValueError(f"more than {registry.MAX_DEPTH} levels of arrays and objects")
 
 
 def _unique_fields(pairs: list[tuple[str, object]]) -> dict[str, object]:

@@ -122,8 +122,12 @@ def format_key(key: BlockKey | ManifestKey) -> str:
     return key_prefix(key.namespace, key.group_bitmap, key.shard) + key.block_hash.hex()
 
 
-def parse_key(text: str) -> BlockKey | ManifestKey:
+def parse_key(text: str, digest_nbytes: int | None = None) -> BlockKey | ManifestKey:
     """What a key says.
+
+    Args:
+        text: a key of any origin.
+        digest_nbytes: the length of the layout's block hashes, where the layout is known.
 
     Raises:
         KeyFormatError: not a key of this format; ``reason`` tells the first part that is wrong.
@@ -162,6 +166,12 @@ def parse_key(text: str) -> BlockKey | ManifestKey:
     groups = _part(_GROUPS, parts[4], Reason.KEY_GROUPS, "g and 16 lowercase hex digits, not all 0")
     shard = _part(_SHARD, parts[5], Reason.KEY_SHARD, "l, h and c with 4 lowercase hex digits each")
     block_hash = _part(_HASH, parts[6], Reason.KEY_HASH, "lowercase hex of 1 to 64 bytes")
+    if digest_nbytes is not None and len(block_hash[0]) != 2 * digest_nbytes:
+        raise KeyFormatError(
+            Reason.KEY_HASH,
+            f"the key's block hash has {len(block_hash[0]) // 2} bytes, the layout's have "
+            f"{digest_nbytes}",
+        )
     return BlockKey(
         namespace,
         int(groups[1], 16),

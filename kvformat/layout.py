@@ -308,6 +308,13 @@ class ShardGrid(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
                 bad,
                 f"layer_starts {list(starts)} does not start at 0 and rise",
             )
+        num_shards = self.layer_shards * self.head_shards * self.context_shards
+        _check(
+            num_shards <= registry.MAX_GRID_SHARDS,
+            Reason.LAYOUT_LIMIT,
+            f"{self.layer_shards} layer, {self.head_shards} head and {self.context_shards} context "
+            f"shards are {num_shards} in all, at most {registry.MAX_GRID_SHARDS} allowed",
+        )
 
     @property
     def layer_shards(self) -> int:

@@ -60,8 +60,10 @@ def num_context_tokens(num_tokens: int, num_shards: int, index: int, interleave:
 
 def layer_interval(layout: Layout, group: int, layer_shard: int) -> tuple[int, int]:
     """First and last-plus-one layer, by index in the group, of a layer shard."""
-    bounds = (*layout.grid.layer_starts[group], len(layout.groups[group].layers))
-    return bounds[layer_shard], bounds[layer_shard + 1]
+    starts = layout.grid.layer_starts[group]
+    is_last = layer_shard + 1 == len(starts)
+    stop = len(layout.groups[group].layers) if is_last else starts[layer_shard + 1]
+    return starts[layer_shard], stop
 
 
 def group_bitmap(groups: tuple[int, ...]) -> int:
@@ -88,12 +90,13 @@ def shard_sizes(layout: Layout, component: Component, shard: Shard) -> tuple[int
 class ObjectMap:
     """All ranges of one object: one entry of ``layout.objects``, in one shard.
 
-    Raises ``LayoutError`` where the shard is outside the grid, or holds no bytes: there is no such
-    object.
+    Raises ``LayoutError`` where the layout has no such entry (``layout_objects``), or the shard is
+    outside the grid or holds no bytes (``layout_grid``): there is no such object.
     """
 
     def __init__(self, layout: Layout, object_index: int, shard: Shard) -> None:
         grid = layout.grid
+        groups = _object_groups(layout, object_index)
         for name, index, size in (
             ("layer", shard.layer, grid.layer_shards),
             ("head", shard.head, grid.head_shards),
@@ -106,7 +109,7 @@ class ObjectMap:
         self.layout = layout
         self.object_index = object_index
         self.shard = shard
-        self.groups = layout.objects[object_index]
+        self.groups = groups
         self.group_bitmap = group_bitmap(self.groups)
         self.block_size = layout.groups[self.groups[0]].block_size
         #: Per group of the object: (group, first layer, number of layers), as in the header.
@@ -155,9 +158,15 @@ class ObjectMap:
 
 
 def object_shards(layout: Layout, object_index: int) -> Iterator[Shard]:
-    """The shards of an object that hold bytes, ascending: the objects that exist for a block."""
+    """The shards of an object that hold bytes, ascending: the objects that exist for a block.
+
+    Only shards with bytes are visited: a foreign layout can have 65536 of them, each of components
+    that are in few.
+
+    Raises ``LayoutError`` with reason ``layout_objects`` where the layout has no such entry.
+    """
     grid = layout.grid
-    groups = layout.objects[object_index]
+    groups = _object_groups(layout, object_index)
     for layer_shard in range(grid.layer_shards):
         used = {
             component
@@ -167,15 +176,43 @@ def object_shards(layout: Layout, object_index: int) -> Iterator[Shard]:
             ]
             for component in layer.components
         }
-        for head_shard in range(grid.head_shards):
-            for context_shard in range(grid.context_shards):
-                shard = Shard(layer_shard, head_shard, context_shard)
-                if any(prod(shard_sizes(layout, component, shard)) for component in used):
-                    yield shard
+        # Tokens are dealt in turn, so the context shards with bytes are the first ones, and the
+        # longest component of a head shard says how many.
+        longest: dict[int, int] = {}
+        for component in used:
+            heads, tokens = component.num_heads, component.num_tokens
+            longest[heads] = max(longest.get(heads, 0), tokens)
+        num_tokens = np.zeros(grid.head_shards, np.int64)
+        for heads, tokens in longest.items():
+            held = _head_shards(heads, grid.head_shards)
+            num_tokens[held] = np.maximum(num_tokens[held], tokens)
+        for head_shard in np.flatnonzero(num_tokens).tolist():
+            runs = -(-int(num_tokens[head_shard]) // grid.context_interleave)
+            for context_shard in range(min(runs, grid.context_shards)):
+                yield Shard(layer_shard, head_shard, context_shard)
+
+
+def _object_groups(layout: Layout, object_index: int) -> tuple[int, ...]:
+    if not 0 <= object_index < len(layout.objects):
+        raise LayoutError(
+            Reason.LAYOUT_OBJECTS,
+            f"object {object_index} of a layout whose blocks have {len(layout.objects)} of them",
+        )
+    return layout.objects[object_index]
+
+
+def _head_shards(num_heads: int, num_shards: int) -> slice | NDArray[np.int64]:
+    """The head shards that hold a head: all of them, or the one of each head."""
+    if num_heads >= num_shards:
+        return slice(None)
+    return np.arange(num_heads, dtype=np.int64) * num_shards // num_heads
 
 
 def object_maps(layout: Layout) -> list[ObjectMap]:
-    """The map of every object that a block of this layout can have."""
+    """The map of every object that a block of this layout can have.
+
+    For layouts of one's own: a foreign one can have 65536 shards, each with all of its components.
+    """
     return [
         ObjectMap(layout, object_index, shard)
         for object_index in range(len(layout.objects))

@@ -75,11 +75,15 @@ KNOWN_OPTIONAL_FEATURES: Final = OPTIONAL_PAYLOAD_XXH3
 MAX_TEXT_NBYTES: Final = 16384
 MAX_KEY_NBYTES: Final = 131072
 MAX_MANIFEST_NBYTES: Final = 16 << 20
+#: Arrays and objects around a value of a manifest, which needs 8.
+MAX_DEPTH: Final = 32
 MAX_GROUPS: Final = 64
 MAX_OBJECT_LAYERS: Final = 16384
 MAX_COMPONENTS: Final = 64
 MAX_AXES: Final = 8
 MAX_SHARDS: Final = 65536
+#: Shards of a whole grid: who has a foreign manifest can walk over all of them.
+MAX_GRID_SHARDS: Final = 65536
 MAX_HASH_NBYTES: Final = 64
 MAX_INTEGER: Final = (1 << 53) - 1
 #: Payload bytes of one object; a range's size has two zero bytes at its high end.

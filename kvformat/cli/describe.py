@@ -57,9 +57,10 @@ from kvformat.key import (
 from kvformat.layout import Layout
 from kvformat.objectmap import ObjectMap, group_bitmap, object_shards
 
-#: A grid with more shards than this is described by its sizes alone: a manifest of a few bytes can
-#: claim billions of them.
-MAX_LISTED_SHARDS = 4096
+#: A layout of more objects than this, or with more components in all of them together, is described
+#: by its sizes alone: a manifest of a few bytes can claim very many.
+MAX_LISTED_OBJECTS = 4096
+MAX_LISTED_COMPONENTS = 1 << 18
 
 
 @click.command(
@@ -248,8 +249,12 @@ def _add_object(document: Description, key: BlockKey, layout: Layout) -> None:
 
 def _summaries(layout: Layout) -> list[ObjectSummary] | None:
     grid = layout.grid
-    num_shards = grid.layer_shards * grid.head_shards * grid.context_shards
-    if num_shards * len(layout.objects) > MAX_LISTED_SHARDS:
+    num_cuts = grid.head_shards * grid.context_shards
+    num_components = sum(len(layer.components) for g in layout.groups for layer in g.layers)
+    if (
+        num_cuts * grid.layer_shards * len(layout.objects) > MAX_LISTED_OBJECTS
+        or num_cuts * num_components > MAX_LISTED_COMPONENTS
+    ):
         return None
     return list(_iterate_summaries(layout))
 

@@ -257,6 +257,40 @@ def manifests() -> Suite:
     suite.add("keyer", "manifest.format", "no field has a default here either",
               {"document": model.canonical(changed("identity.adapter", None)).hex()},
               error="manifest_field")  # fmt: skip
+
+    def nested(outer: int, inner: str) -> bytes:
+        """A field more, whose value makes `outer` arrays and objects around each other."""
+        deep = b"[" * (outer - 2) + b"{" + inner.encode() + b"}" + b"]" * (outer - 2)
+        return text[:-1] + b',"zz":' + deep + b"}"
+
+    bad("manifest_field", "32 arrays and objects around each other", nested(31, '"x":[]'))
+    bad("manifest_field", "a value inside 32 arrays and objects", nested(32, '"x":1'))
+    bad("manifest_json", "an empty array inside 32 others", nested(32, '"x":[]'))
+    bad("manifest_json", "an empty object inside 32 others", nested(32, '"x":{}'))
+    bad("manifest_json", "a hundred thousand arrays", nested(100002, ""))
+    bad("manifest_json", "the depth is judged before numbers", nested(33, '"x":0.5'))
+    bad("manifest_field", "brackets in text are no arrays", nested(3, '"x":"' + "[{" * 40 + '"'))
+    bad("manifest_field", "an object in config", changed("identity.config", {"x": {}}))
+    bad("layout_identity", "config text of 16385 bytes",
+        changed("identity.config", {"x": "y" * 16385}))  # fmt: skip
+    good("config text of 16384 bytes", changed("identity.config", {"x": "y" * 16384}))
+    halves = [group([[component("k", "int8", x=1)]] * n) for n in (8192, 8193)]
+    for half in halves:
+        half["layers"] = [{**part, "name": str(n)} for n, part in enumerate(half["layers"])]
+    bad("layout_limit", "16385 layers in one object, over two groups",
+        layout(halves, objects=[[0, 1]]))  # fmt: skip
+    for head_shards, context_shards, starts in (
+        (65536, 1, [[0]]), (1, 65536, [[0]]), (256, 256, [[0]]), (32768, 1, [[0, 1]]),
+    ):  # fmt: skip
+        grid = {**ONE["grid"], "head_shards": head_shards, "context_shards": context_shards,
+                "layer_starts": starts}  # fmt: skip
+        good(f"{len(starts[0])} x {head_shards} x {context_shards} shards", changed("grid", grid))
+        for more in ("head_shards", "context_shards"):
+            if grid[more] < 65536:
+                bad("layout_limit", f"the same with one of {more} more",
+                    changed(f"grid.{more}", grid[more] + 1, changed("grid", grid)))  # fmt: skip
+    grid = {**ONE["grid"], "head_shards": 65536, "context_shards": 65536}
+    bad("layout_limit", "65536 shards along each axis", changed("grid", grid))
     return suite
 
 
@@ -286,7 +320,8 @@ def keys() -> Suite:
         }  # fmt: skip
         text = model.key(tenant, name, digest, bitmap, shard, block_hash)
         suite.add("keyer", "key.format", about, fields, result={"key": text})
-        suite.add("keyer", "key.parse", about, {"key": text}, result={"kind": "block", **fields})
+        suite.add("keyer", "key.parse", about, {"key": text, "digest_nbytes": None},
+                  result={"kind": "block", **fields})  # fmt: skip
 
     for about, text in TEXTS:
         both(f"tenant: {about}", text, "m")
@@ -309,7 +344,8 @@ def keys() -> Suite:
         text = prefix + "manifest"
         suite.add("keyer", "key.format_manifest", f"manifest key, {about}", fields,
                   result={"key": text, "prefix": prefix})  # fmt: skip
-        suite.add("keyer", "key.parse", f"manifest key, {about}", {"key": text},
+        suite.add("keyer", "key.parse", f"manifest key, {about}",
+                  {"key": text, "digest_nbytes": None},
                   result={"kind": "manifest", **fields})  # fmt: skip
 
     fields = {
@@ -332,8 +368,9 @@ def keys() -> Suite:
 
     start, end = f"kvformat1/t/m/{digest.hex()}", f"g{1:016x}/l0000h0000c0000/00"
 
-    def bad(reason: str, about: str, text: str) -> None:
-        suite.add("keyer", "key.parse", about, {"key": text}, error=reason)
+    def bad(reason: str, about: str, text: str, digest_nbytes=None) -> None:
+        given = {"key": text, "digest_nbytes": digest_nbytes}
+        suite.add("keyer", "key.parse", about, given, error=reason)
 
     bad("key_format", "nothing", "")
     bad("key_format", "another name", f"kvcache1/t/m/{digest.hex()}/{end}")
@@ -395,4 +432,21 @@ def keys() -> Suite:
         bad(reason, "left to right: every later part is wrong as well",
             "/".join(["kvformat1", *good[:index], *broken[index:]]))  # fmt: skip
     bad("key_format", "the number of parts is judged before the parts", "kvformat1/%41/m")
+    block = f"{start}/g{1:016x}/l0000h0000c0000/"
+    bad("key_hash", "characters are code points: 131072 of them, one beyond the BMP",
+        block + "0" * (131071 - len(block)) + "\U0001f600")  # fmt: skip
+    for about, nbytes in (("shortened", 8), ("one byte too long", 33)):
+        bad("key_hash", f"a hash that the layout knows to be {about}", block + "ab" * nbytes, 32)
+    bad("key_shard", "the hash's length is judged with the hash", f"{start}/g{1:016x}/l/ab", 32)
+    for about, text, digest_nbytes in (
+        ("a hash of the layout's length", block + "ab" * 32, 32),
+        ("a manifest key has no hash", f"{start}/manifest", 32),
+    ):
+        found = {"tenant": "t", "model": "m", "fingerprint": digest.hex()}
+        if text.startswith(block):
+            found |= {"group_bitmap": "1", "shard": shard_fields((0, 0, 0)),
+                      "block_hash": text[len(block):]}  # fmt: skip
+        kind = "block" if "block_hash" in found else "manifest"
+        suite.add("keyer", "key.parse", about, {"key": text, "digest_nbytes": digest_nbytes},
+                  result={"kind": kind, **found})  # fmt: skip
     return suite

@@ -51,6 +51,23 @@ def maps() -> Suite:
         suite.add(
             "reader", "object.map", f"{about}: there is no object", given, error="layout_grid"
         )
+    for name, change in (
+        ("gqa", {"head_shards": 65536}), ("gqa", {"context_shards": 65536}),
+        ("compressed", {"context_shards": 65536, "context_interleave": 3}),
+        ("mixed", {"head_shards": 3, "context_shards": 5}),
+        ("recurrent", {"head_shards": 512, "context_shards": 128}),
+    ):  # fmt: skip
+        cut = {**LAYOUTS[name][1], "grid": {**LAYOUTS[name][1]["grid"], **change}}
+        for object_index in range(len(cut["objects"])):
+            found = model.shards(cut, object_index)
+            suite.add("reader", "object.shards", f"{name}, most shards of a large grid are empty",
+                      {"manifest": model.canonical(cut).hex(), "object_index": object_index},
+                      result={"shards": [shard_fields(shard) for shard in found]})  # fmt: skip
+    given = {"manifest": model.canonical(LAYOUTS["hybrid"][1]).hex(), "object_index": 3}
+    suite.add("reader", "object.shards", "an object that the layout hasn't", given,
+              error="layout_objects")  # fmt: skip
+    suite.add("reader", "object.map", "an object that the layout hasn't",
+              {**given, "shard": shard_fields((0, 0, 0))}, error="layout_objects")  # fmt: skip
     return suite
 
 

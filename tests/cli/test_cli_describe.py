@@ -300,10 +300,16 @@ def test_unknown_version_names_both(run: Run) -> None:
     assert outcome.code == 1
 
 
-def test_huge_grid(run: Run, tmp_path: Path) -> None:
-    """A manifest that claims billions of shards is explained at once, without their list."""
+@pytest.mark.parametrize("has_many_components", [False, True])
+def test_huge_grid(run: Run, tmp_path: Path, has_many_components: bool) -> None:
+    """A manifest that claims very many objects is explained at once, without their list."""
     fields = json.loads(manifest(LAYOUT))
-    fields["grid"].update(head_shards=65536, context_shards=65536)
+    if has_many_components:
+        layers = fields["groups"][0]["layers"]
+        layers += [{**layers[0], "name": f"more {i}"} for i in range(300)]
+        fields["grid"].update(head_shards=64, context_shards=32)
+    else:
+        fields["grid"].update(head_shards=256, context_shards=256)
     path = tmp_path / "manifest.json"
     path.write_text(json.dumps(fields, sort_keys=True, separators=(",", ":")))
     outcome = run("describe", str(path), "--json")

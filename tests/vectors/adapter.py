@@ -116,7 +116,7 @@ def key_format_manifest(given: Fields) -> Fields:
 
 @operation("key.parse")
 def key_parse(given: Fields) -> Fields:
-    key = kv.parse_key(given["key"])
+    key = kv.parse_key(given["key"], given["digest_nbytes"])
     fields = {
         "tenant": key.namespace.tenant,
         "model": key.namespace.model,

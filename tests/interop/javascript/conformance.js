@@ -78,7 +78,7 @@ const operations = {
   }),
   "key.format_manifest": (input) =>
     formatManifestKey({ ...input, fingerprint: fromHex(input.fingerprint) }),
-  "key.parse": ({ key }) => parseKey(key),
+  "key.parse": ({ key, digest_nbytes }) => parseKey(key, digest_nbytes),
 
   "object.map": (input) => {
     const { layout, object_index, shard } = wantedOf(input);

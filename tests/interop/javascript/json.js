@@ -63,7 +63,6 @@ class Parser {
 
   /** A value with the space around it. */
   value(depth) {
-    if (depth > MAX_DEPTH) this.fail("nested too deep");
     this.match(SPACE);
     const value = this.bare(depth);
     this.match(SPACE);
@@ -71,15 +70,17 @@ class Parser {
   }
 
   bare(depth) {
-    if (this.take("{")) return this.object(depth);
-    if (this.take("[")) return this.array(depth);
+    if (this.take("{")) return this.object(depth + 1);
+    if (this.take("[")) return this.array(depth + 1);
     if (this.take('"')) return this.string();
     for (const [token, value] of LITERALS) if (this.take(token)) return value;
     const number = this.match(NUMBER);
     return number === null ? this.fail("expected a value") : new NumberText(number);
   }
 
+  /** An object after its opening brace, `depth` counting itself and what is around it. */
   object(depth) {
+    if (depth > MAX_DEPTH) this.fail("nested too deep");
     const fields = new Map();
     this.match(SPACE);
     if (this.take("}")) return fields;
@@ -90,17 +91,18 @@ class Parser {
       if (fields.has(name)) this.fail("a name twice");
       this.match(SPACE);
       this.need(":");
-      fields.set(name, this.value(depth + 1));
+      fields.set(name, this.value(depth));
     } while (this.take(","));
     this.need("}");
     return fields;
   }
 
   array(depth) {
+    if (depth > MAX_DEPTH) this.fail("nested too deep");
     const items = [];
     this.match(SPACE);
     if (this.take("]")) return items;
-    do items.push(this.value(depth + 1));
+    do items.push(this.value(depth));
     while (this.take(","));
     this.need("]");
     return items;

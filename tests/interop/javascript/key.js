@@ -70,8 +70,8 @@ function match(pattern, part, reason) {
   return found.slice(1);
 }
 
-/** K1 to K8. */
-export function parseKey(key) {
+/** K1 to K8; `digest_nbytes` is the layout's where it is known, else null. */
+export function parseKey(key, digest_nbytes) {
   const tooLong = key.length > MAX_KEY_CHARACTERS && [...key].length > MAX_KEY_CHARACTERS;
   require(!tooLong, "key_length", "too long");
   const parts = key.split("/");
@@ -90,6 +90,8 @@ export function parseKey(key) {
     parseInt(hex, 16),
   );
   const block_hash = fromHex(match(/^((?:[0-9a-f]{2}){1,64})$/, parts[6], "key_hash")[0]);
+  const known = digest_nbytes === null || block_hash.length === digest_nbytes;
+  require(known, "key_hash", `the layout's hashes have ${digest_nbytes} bytes`);
   const shard = { layer, head, context };
   return { kind: "block", tenant, model, fingerprint, group_bitmap, shard, block_hash };
 }

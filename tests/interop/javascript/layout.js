@@ -8,6 +8,7 @@ const MAX_OBJECT_LAYERS = 16384;
 const MAX_COMPONENTS = 64;
 const MAX_AXES = 8;
 const MAX_SHARDS = 65536n;
+const MAX_GRID_SHARDS = 65536n;
 const MAX_INTEGER = 2n ** 53n - 1n;
 const MAX_OBJECT_NBYTES = 2n ** 48n - 1n;
 const MAX_U32 = 2n ** 32n - 1n;
@@ -171,6 +172,8 @@ function checkGrid(grid, groups) {
     require(list[0] === 0n && rises, reason, "grid.layer_starts falls or does not begin with 0");
     require(list.at(-1) <= num_layers, reason, "grid.layer_starts is above the number of layers");
   });
+  const num_shards = BigInt(starts[0].length) * grid.head_shards * grid.context_shards;
+  require(num_shards <= MAX_GRID_SHARDS, "layout_limit", `a grid of ${num_shards} shards`);
 }
 
 /**

@@ -27,6 +27,8 @@ _WRITING = f"{_INTERNAL}/writing"
 _USAGE = f"{_INTERNAL}/usage"
 # An eviction frees more than it must, so that the next one is some while away.
 _REFILL_PERCENT = 90
+# Which of two objects was used first is known if their last uses lie further apart than this.
+_USE_RESOLUTION_NS = 1_000_000_000
 
 
 class ReadFile:
@@ -96,11 +98,11 @@ class ObjectFiles:
             os.close(fd)
             raise FileNotFoundError(errno.ENOENT, "removed", key)
         # Eviction goes by the access time. It's set here because many file systems are mounted so
-        # that reading doesn't. A reader that isn't the file's owner may not set it.
-        try:  # noqa: SIM105 - suppress costs a tenth of this function
-            os.utime(fd, ns=(time.time_ns(), found.st_mtime_ns))
-        except PermissionError:
-            pass
+        # that reading doesn't, and not at each read of a busy object, because it's written to disk.
+        now = time.time_ns()
+        if abs(now - found.st_atime_ns) > _USE_RESOLUTION_NS:
+            with suppress(PermissionError):  # a reader that isn't the file's owner
+                os.utime(fd, ns=(now, found.st_mtime_ns))
         return ReadFile(fd, found.st_size)
 
     def open_new(self, sizes: list[int]) -> list[WriteFile | OSError]:

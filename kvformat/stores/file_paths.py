@@ -31,12 +31,15 @@ _UNSAFE = re.compile(rb"[^A-Za-z0-9_.~-]|^\.")
 
 def format_path(key: str) -> str:
     """The path of the object ``key``, relative to the folder. ``key`` must be encodable."""
-    return _format_parts(key.split("/", MAX_DEPTH)) + SUFFIX
+    head, slash, last = _cut(key)
+    directory = _format_head(head) + "/" if slash else ""
+    return directory + _format_part(last) + SUFFIX
 
 
 def format_directory(prefix: str) -> str:
     """The deepest directory that holds every key that starts with ``prefix``; "" is the folder."""
-    return _format_parts(prefix.split("/", MAX_DEPTH)[:-1])
+    head, slash, _ = _cut(prefix)
+    return _format_head(head) if slash else ""
 
 
 def parse_path(path: str) -> str | None:
@@ -51,12 +54,20 @@ def parse_path(path: str) -> str | None:
     return key if format_path(key) == path else None
 
 
-def _format_parts(parts: list[str]) -> str:
-    return "/".join([_format_part(part) for part in parts])
+def _cut(key: str) -> tuple[str, str, str]:
+    """The parts of a key that are directories, a slash if there are any, and the last part."""
+    if key.count("/") <= MAX_DEPTH:
+        return key.rpartition("/")
+    parts = key.split("/", MAX_DEPTH)
+    return "/".join(parts[:-1]), "/", parts[-1]
 
 
-# All parts but the last are the same for many keys. Small, because a part may have 128 KiB.
+# The same for many keys. Small, because a hostile key may have 128 KiB.
 @lru_cache(maxsize=128)
+def _format_head(head: str) -> str:
+    return "/".join([_format_part(part) for part in head.split("/")])
+
+
 def _format_part(part: str) -> str:
     text = _UNSAFE.sub(_escape, part.encode()).decode() or "%"
     if len(text) <= CHUNK:

@@ -30,7 +30,7 @@ deadline = time.monotonic() + seconds
 hits = 0
 while time.monotonic() < deadline:
     index = choose.randrange(40)
-    key = f"shared/{index % 4}/{index}"
+    key = f"mixed/{index % 4}/{index}"
     nbytes = 1000 + 37 * index
     content = hashlib.shake_128(key.encode()).digest(nbytes)
     source = numpy.frombuffer(content, dtype=numpy.uint8)
@@ -49,8 +49,8 @@ while time.monotonic() < deadline:
         code = store.remove([key])[0]
         assert code in (Code.OK, Code.NOT_FOUND, Code.NOT_READY), code
     elif act < 0.58:
-        for found in store.list("shared/1/"):
-            assert found.startswith("shared/1/")
+        for found in store.list("mixed/1/"):
+            assert found.startswith("mixed/1/")
     else:
         code = store.get_start([key])[0]
         assert code in (Code.OK, Code.NOT_FOUND), code

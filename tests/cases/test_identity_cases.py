@@ -252,3 +252,15 @@ def test_case_10_packed_and_separate_k_and_v_of_one_shape_differ() -> None:
     assert packed.nbytes == planes.nbytes
     assert fingerprint(a) != fingerprint(b)
     assert [d.path for d in diff(a, b)] == ["groups[0].layers[0..1].components[kv].axes"]
+
+
+def test_the_order_of_components_is_part_of_a_layout() -> None:
+    """The same components in another order are other bytes: another namespace, and one named
+    difference a run of layers."""
+    k, v = split_attention(num_kv_heads=2, head_size=4, block_size=16, dtype="bfloat16")
+    a, b = make_layout([group((k, v), 3)]), make_layout([group((v, k), 3)])
+
+    assert fingerprint(a) != fingerprint(b)
+    assert [(d.path, d.a, d.b) for d in diff(a, b)] == [
+        ("groups[0].layers[0..2].component_order", "k, v", "v, k")
+    ]

@@ -91,6 +91,8 @@ BROKEN = {
     "extension without a bit": (
         put_field(TWO, "extension", b"\0" * 31 + b"\1"), Reason.HEADER_RESERVED),
     "no hash": (put_field(TWO, "hash_nbytes", 0), Reason.HEADER_HASH),
+    "no hash, nor any bytes of one": (
+        put_field(put_field(TWO, "hash_nbytes", 0), "hash", bytes(64)), Reason.HEADER_HASH),
     "hash of 65 bytes": (put_field(TWO, "hash_nbytes", 65), Reason.HEADER_HASH),
     "hash of 255 bytes": (put_field(TWO, "hash_nbytes", 255), Reason.HEADER_HASH),
     "hash padded with ones": (put_field(TWO, "hash", b"\1" * 64), Reason.HEADER_HASH),
@@ -174,6 +176,15 @@ def test_sizes_that_add_up_by_wrapping_are_refused() -> None:
         moved = [offsets[0], offsets[1] + shift, *offsets[2:]]
         numbers = [number % 2**64 for number in moved + wrapped]
         assert reason_of(put_at(TWO, OFFSETS_AT, "8Q", *numbers)) is Reason.HEADER_RANGES
+
+
+def test_a_range_ends_at_2_to_the_48() -> None:
+    """The largest size is read; one byte more is refused though every end fits its neighbour."""
+    offsets, sizes = unpack_from("<4Q", TWO, OFFSETS_AT), unpack_from("<4Q", TWO, SIZES_AT)
+    for size, reason in ((2**48 - 1, None), (2**48, Reason.HEADER_RANGES)):
+        end = offsets[3] + size
+        large = put_at(put_field(TWO, "object_nbytes", end), SIZES_AT, "4Q", *sizes[:3], size)
+        assert reason_of(large) is reason
 
 
 def test_a_header_found_right_before_is_not_taken_for_another() -> None:

@@ -146,12 +146,18 @@ def new_header(
         checksums: XXH3-64 per entry of ``object_map.layers``, or None where the writer can't
             compute them.
 
-    Raises ``LayoutError`` where an argument has the wrong length.
+    Raises ``LayoutError`` where an argument has the wrong length: ``header_hash`` for the block
+    hash, ``header_size`` for the others.
     """
     num_ranges = len(object_map.layers)
+    digest_nbytes = object_map.layout.hash.digest_nbytes
+    if len(block_hash) != digest_nbytes:
+        raise LayoutError(
+            Reason.HEADER_HASH,
+            f"block_hash has length {len(block_hash)}, hash.digest_nbytes is {digest_nbytes}",
+        )
     for name, found, expected in (
         ("fingerprint", len(fingerprint), 16),
-        ("block_hash", len(block_hash), object_map.layout.hash.digest_nbytes),
         ("write_id", len(write_id), 16),
         ("checksums", num_ranges if checksums is None else len(checksums), num_ranges),
     ):
@@ -244,8 +250,15 @@ def header_nbytes_of(preamble: bytes | bytearray | memoryview) -> int:
     return int(nbytes)
 
 
-def decode_header(data: bytes | bytearray | memoryview) -> ObjectHeader:
+def decode_header(
+    data: bytes | bytearray | memoryview, expected_nbytes: int | None = None
+) -> ObjectHeader:
     """The header at the start of ``data``, which may go on after it.
+
+    Args:
+        data: bytes of any origin.
+        expected_nbytes: the layout's ``header_nbytes``, where the reader knows which object it
+            wants and so may have read no more than this.
 
     Raises:
         HeaderError: not a valid header; ``reason`` tells the first rule that is broken.
@@ -253,6 +266,10 @@ def decode_header(data: bytes | bytearray | memoryview) -> ObjectHeader:
         UnsupportedFeatureError: an unknown required feature bit.
     """
     nbytes = header_nbytes_of(data)
+    if expected_nbytes is not None and nbytes != expected_nbytes:
+        raise HeaderError(
+            Reason.WRONG_SIZE, f"header claims {nbytes} bytes, the layout's has {expected_nbytes}"
+        )
     if len(data) < nbytes:
         raise HeaderError(
             Reason.HEADER_TRUNCATED, f"header has {nbytes} bytes, {len(data)} are there"
@@ -405,15 +422,12 @@ def check_header(
             other ranges; incomplete.
         ChecksumMismatchError: reason ``checksum_absent``.
     """
-    if header.fingerprint != fingerprint:
-        raise FingerprintMismatchError(
-            Reason.WRONG_FINGERPRINT,
-            f"object has layout {header.fingerprint.hex()}, expected {fingerprint.hex()}",
-        )
+    check_fingerprint(header, fingerprint)
     for reason, what, found, expected in (
         (Reason.WRONG_GROUPS, "group bitmap", header.group_bitmap, object_map.group_bitmap),
         (Reason.WRONG_SHARD, "shard", header.shard, object_map.shard),
         (Reason.WRONG_BLOCK, "block hash", header.block_hash, block_hash),
+        (Reason.WRONG_BLOCK, "hash length", len(block_hash), object_map.layout.hash.digest_nbytes),
         (Reason.WRONG_TOKENS, "token count", header.num_tokens, object_map.block_size),
         (Reason.WRONG_SIZE, "object size", header.object_nbytes, object_map.nbytes),
         (Reason.WRONG_SIZE, "header size", header.header_nbytes, object_map.header_nbytes),
@@ -439,6 +453,18 @@ def check_header(
         raise ChecksumMismatchError(
             Reason.CHECKSUM_ABSENT,
             "the writer gave no range checksums and this reader requires them",
+        )
+
+
+def check_fingerprint(header: ObjectHeader, fingerprint: bytes) -> None:
+    """Refuse an object of another layout.
+
+    Raises ``FingerprintMismatchError`` with reason ``wrong_fingerprint``.
+    """
+    if header.fingerprint != fingerprint:
+        raise FingerprintMismatchError(
+            Reason.WRONG_FINGERPRINT,
+            f"object has layout {header.fingerprint.hex()}, expected {fingerprint.hex()}",
         )
 
 

@@ -116,7 +116,7 @@ class LoadStep:
                 self._fail(rows, row, code_name(min(code, -1)), "the header can't be read")
                 continue
             try:
-                header = decode_header(buffer.row(row))
+                header = decode_header(buffer.row(row), object_map.header_nbytes)
                 check_header(header, object_map, fingerprint, rows.block_hashes[row])
             except RemoteDataError as error:
                 self._fail(rows, row, error.reason.value, error.detail)

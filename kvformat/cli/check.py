@@ -13,18 +13,17 @@ from kvformat.checksum import checksum_pieces
 from kvformat.cli.header_document import bitmap_groups, format_shard
 from kvformat.cli.problems import Problem
 from kvformat.cli.sources import ObjectBytes, read
-from kvformat.errors import HeaderError, LayoutError, Reason, RemoteDataError
+from kvformat.errors import Reason, RemoteDataError
 from kvformat.fingerprint import fingerprint
 from kvformat.header import (
     ObjectHeader,
-    check_header,
     decode_header,
     header_nbytes_of,
     range_mismatch,
 )
-from kvformat.key import BlockKey, Shard
+from kvformat.identify import identify_object
+from kvformat.key import BlockKey
 from kvformat.layout import Layout
-from kvformat.objectmap import ObjectMap, group_bitmap
 from kvformat.wire import PREAMBLE
 
 
@@ -85,22 +84,6 @@ def read_header(data: ObjectBytes) -> ObjectHeader:
     return decode_header(read(data, 0, min(nbytes, data.nbytes)))
 
 
-def find_object_map(layout: Layout, bitmap: int, shard: Shard) -> ObjectMap:
-    """The object with these groups and this shard.
-
-    Raises ``HeaderError`` where the layout has none with these groups, ``LayoutError`` where its
-    grid has no such shard.
-    """
-    bitmaps = [group_bitmap(groups) for groups in layout.objects]
-    if bitmap not in bitmaps:
-        raise HeaderError(
-            Reason.WRONG_GROUPS,
-            f"the layout has no object of groups {bitmap_groups(bitmap)}; it has "
-            f"{', '.join(str(list(groups)) for groups in layout.objects)}",
-        )
-    return ObjectMap(layout, bitmaps.index(bitmap), shard)
-
-
 def _other_than_key(header: ObjectHeader, key: BlockKey) -> Iterator[Problem]:
     for reason, what, found, expected in (
         (
@@ -126,23 +109,9 @@ def _other_than_layout(header: ObjectHeader, layout: Layout | None) -> Iterator[
     """At most one problem: what is wrong with a header whose sizes are off is anyone's guess."""
     if layout is not None:
         try:
-            object_map = find_object_map(layout, header.group_bitmap, header.shard)
-            check_header(
-                header,
-                object_map,
-                fingerprint(layout),
-                header.block_hash,
-                require_checksums=False,
-            )
-        except (RemoteDataError, LayoutError) as error:
+            identify_object(header, layout, fingerprint(layout), require_checksums=False)
+        except RemoteDataError as error:
             yield Problem.from_error(error)
-            return
-        if len(header.block_hash) != layout.hash.digest_nbytes:
-            yield _problem(
-                Reason.WRONG_BLOCK,
-                f"a block hash of {len(header.block_hash)} bytes, the layout's have "
-                f"{layout.hash.digest_nbytes}",
-            )
     elif not header.is_complete:
         missing = sum(span.num_layers - span.complete.bit_count() for span in header.spans)
         yield _problem(

@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from kvformat import registry, wire
-from kvformat.cli.check import examine, find_object_map
+from kvformat.cli.check import examine
 from kvformat.cli.describe_document import (
     Description,
     ObjectSummary,
@@ -46,6 +46,7 @@ from kvformat.fingerprint import (
     manifest,
     parse_layout,
 )
+from kvformat.identify import find_object_map
 from kvformat.key import (
     BlockKey,
     ManifestKey,

@@ -91,9 +91,11 @@ def whole() -> Suite:
     bad("wrong_shard", "the object of another shard under this key",
         model.Object(layout, 0, (0, 1, 0), HASH).data)  # fmt: skip
     bad("wrong_groups", "another object of the block under this key",
-        model.Object(layout, 1, shard, HASH).data)  # fmt: skip
+        model.Object(layout, 0, shard, HASH, group_bitmap=10, directory=[
+            (group + 1, *entry) for group, *entry in made.fields["directory"]]).data)  # fmt: skip
     bad("wrong_fingerprint", "an object of another namespace under this key",
-        model.Object(LAYOUTS["gqa"][1], 0, shard, HASH).data)  # fmt: skip
+        model.Object({**layout, "identity": {**layout["identity"], "weights": "w2"}}, 0, shard,
+                     HASH).data)  # fmt: skip
     bad("wrong_fingerprint", "the same shape in another axis order is another layout",
         model.Object(LAYOUTS["fused"][1], 0, shard, HASH).data,
         **target(LAYOUTS["packed"][1], 0, shard))  # fmt: skip
@@ -164,6 +166,24 @@ def layers() -> Suite:
     read("wrong the first time: a right second header doesn't help",
          model.Object(layout, 0, shard, bytes(32)).data, places, second=made.data,
          error="wrong_block")  # fmt: skip
+    read("one byte too long, in which no layer lies", made.data + b"\0", places,
+         error="wrong_size")  # fmt: skip
+    read("one byte short, in a layer that is not asked for", made.data[:-1], places[:1],
+         error="wrong_size")  # fmt: skip
+    read("of the second reading only the header is there", made.data, places,
+         second=made.header)  # fmt: skip
+    read("after the header of the second reading is something else", bare.data, places[:1],
+         second=bare.header + bytes(3))  # fmt: skip
+    read("a header cut the second time", made.data, places, second=made.header[:-1],
+         error="header_truncated")  # fmt: skip
+    later = model.Object(layout, 0, shard, HASH, minor=1, optional=3, later=bytes(8))
+    read("a later minor with a header of the same size", later.data, places)
+    larger = model.Object(layout, 0, shard, HASH, minor=1, optional=3, later=bytes(64))
+    read("a later minor with a larger header", larger.data, places, error="wrong_size")
+    read("a larger header the second time", made.data, places, second=larger.data,
+         error="wrong_size")  # fmt: skip
+    read("a layer that is not in the shard", made.data, [(0, 0), (2, 2)], error="layout_grid")
+    read("a group that is not in the object", made.data, [(1, 0)], error="layout_grid")
     return suite
 
 
@@ -209,4 +229,23 @@ def writers() -> Suite:
     ):
         suite.add("writer", "object.write", f"{about}: nothing to commit",
                   {**given, "components": components_given}, error="incomplete")  # fmt: skip
+    right = {**given, "components": held}
+    first, *others = held
+    for reason, about, change in (
+        ("header_size", "a component one byte short",
+         {"components": [{**first, "data": first["data"][:-2]}, *others]}),
+        ("header_size", "a component one byte too long",
+         {"components": [{**first, "data": first["data"] + "00"}, *others]}),
+        ("header_size", "a component without bytes",
+         {"components": [{**first, "data": ""}, *others]}),
+        ("header_hash", "no block hash", {"block_hash": ""}),
+        ("header_hash", "a shortened block hash", {"block_hash": HASH[:16].hex()}),
+        ("header_hash", "a block hash of 33 bytes", {"block_hash": HASH.hex() + "00"}),
+        ("header_hash", "a block hash of 65 bytes", {"block_hash": "00" * 65}),
+        ("header_size", "a write id of 15 bytes", {"write_id": "ff" * 15}),
+        ("header_size", "a write id of 17 bytes", {"write_id": "ff" * 17}),
+        ("layout_grid", "a shard outside the grid", {"shard": shard_fields((2, 0, 0))}),
+        ("layout_objects", "an object that the layout hasn't", {"object_index": 1}),
+    ):  # fmt: skip
+        suite.add("writer", "object.write", about, {**right, **change}, error=reason)
     return suite

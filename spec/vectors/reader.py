@@ -340,17 +340,18 @@ def checks() -> Suite:
         header = model.Object(other, 0, corner, hash_of(other)).header
         check(f"{name}: the object asked for", header, manifest=model.canonical(other).hex(),
               shard=shard_fields(corner), block_hash=hash_of(other).hex())  # fmt: skip
+    other_namespace = {**layout, "identity": {**layout["identity"], "weights": "w2"}}
     bad = (
         ("wrong_fingerprint", "an object of another namespace",
-         model.Object(LAYOUTS["gqa"][1], 0, (0, 0, 0), block_hash).header),
+         model.Object(other_namespace, 0, shard, block_hash).header),
         ("wrong_fingerprint", "one bit of the fingerprint",
          made(fingerprint=bytes([right.fields["fingerprint"][0] ^ 1])
               + right.fields["fingerprint"][1:])),
         ("wrong_groups", "another object of the same layout",
-         model.Object(layout, 1, (0, 0, 0), block_hash).header),
+         made(group_bitmap=10,
+              directory=[(1, 0, 2, [0, 1]), (3, 0, 2, [0, 1])])),
         ("wrong_groups", "one group less",
-         made(group_bitmap=1, directory=directory[:1], sizes=sizes[:2],
-              checksums=right.fields["checksums"][:2])),
+         made(group_bitmap=1, directory=[(0, 0, 5, range(5))], sizes=[1] * 5, checksums=[0] * 5)),
         ("wrong_shard", "another head shard, as a copy under another shard's key",
          model.Object(layout, 0, (0, 0, 0), block_hash).header),
         ("wrong_shard", "another layer shard", made(shard=(1, 1, 0))),
@@ -397,4 +398,49 @@ def checks() -> Suite:
         for _, change in reversed(rules[number:]):
             fields |= change
         check(f"this rule before every later one: {reason}", made(**fields), reason)
+    larger = {"minor": 1, "later": bytes(64)}
+    check("H5: a larger header, and all else is right", made(**larger), "wrong_size")
+    check("H5 before the checksum", made(**larger)[:-1], "wrong_size")
+    check("H5: no more than the layout's bytes are read",
+          made(**larger)[: len(right.header)], "wrong_size")  # fmt: skip
+    check("H5 before C1", made(**larger, fingerprint=bytes(16)), "wrong_size")
+    check("H5 before H7", made(**larger, required=2), "wrong_size")
+    smaller = made(directory=[(0, 0, 1, [0]), (2, 0, 1, [0])], sizes=sizes[:2],
+                   checksums=[0] * 2, fingerprint=bytes(16))  # fmt: skip
+    assert len(smaller) < len(right.header)
+    check("H5: a smaller header", smaller, "wrong_size")
+    check("H4 before H5", patched(right.header, 12, struct.pack("<I", 2 << 20)), "header_size")
+    check("the right size, cut", right.header[:-1], "header_truncated")
+    for nbytes in (16, 33):
+        other_hash = (block_hash * 2)[:nbytes]
+        check(f"C4: the hash asked for has {nbytes} bytes, the layout's have 32",
+              made(block_hash=other_hash), "wrong_block", block_hash=other_hash.hex())  # fmt: skip
+
+    def found(about: str, data: bytes, error=None, **change) -> None:
+        nothing = {"object_index": None, "shard": None, "block_hash": None}
+        check(f"by its layout alone: {about}", data, error, **nothing, **change)
+
+    found("the object", right.header)
+    found("another shard", model.Object(layout, 0, (0, 0, 0), block_hash).header)
+    found("another entry of objects", model.Object(layout, 2, (0, 1, 0), bytes(32)).header)
+    found("no checksums, but they are needed", made(optional=0, checksums=[0] * len(sizes)),
+          "checksum_absent")  # fmt: skip
+    found("another namespace, before groups are looked up",
+          model.Object(LAYOUTS["chunked"][1], 1, (0, 0, 0), block_hash).header,
+          "wrong_fingerprint")  # fmt: skip
+    found("groups that share no object", made(group_bitmap=1, directory=[(0, 0, 4, range(4))]),
+          "wrong_groups")  # fmt: skip
+    found("groups of two objects", made(group_bitmap=7, directory=[*directory[:1], (1, 0, 0, []),
+                                        *directory[1:]]), "wrong_groups")  # fmt: skip
+    for place in ((1, 0, 0), (0, 2, 0), (0, 0, 1)):
+        found(f"shard {place}, outside the grid", made(shard=place), "wrong_shard")
+    found("a shard without bytes", model.Object(layout, 1, (0, 0, 0), block_hash,
+                                                shard=(0, 1, 0)).header, "wrong_shard")  # fmt: skip
+    found("a shortened hash", made(block_hash=block_hash[:16]), "wrong_block")
+    found("other tokens", made(num_tokens=3), "wrong_tokens")
+    found("a larger header of a later minor", made(**larger), "wrong_size")
+    assert sum(sizes) == 64
+    found("a larger header, which the sizes make up for",
+          made(**larger, sizes=[0] * len(sizes)), "wrong_size")  # fmt: skip
+    found("incomplete", made(directory=[(0, 0, 2, [0]), *directory[1:]]), "incomplete")
     return suite

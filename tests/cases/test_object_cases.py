@@ -173,6 +173,11 @@ def test_case_39_objects_of_a_later_minor_are_used_where_the_layout_fits() -> No
     check_range(newer, 0, PAYLOADS[0])
     larger = msgspec.structs.replace(newer, header_nbytes=newer.header_nbytes + 64)
     assert refusal(larger).reason is Reason.WRONG_SIZE
+    # A reader has no more than the layout's bytes of it, so nothing of it can be verified.
+    pack_into("<I", data, 12, len(data) + 64)
+    with pytest.raises(HeaderError) as raised:
+        decode_header(data, MAP.header_nbytes)
+    assert raised.value.reason is Reason.WRONG_SIZE
 
 
 def test_layers_without_bytes_in_a_shard_are_complete_too() -> None:

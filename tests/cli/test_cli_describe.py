@@ -256,7 +256,7 @@ def test_layout_file_of_another_namespace(run: Run, tmp_path: Path) -> None:
     ("old", "new", "reason"),
     [
         ("g0000000000000001", "g0000000000000003", "wrong_groups"),
-        ("h0001", "h0002", "layout_grid"),
+        ("h0001", "h0002", "wrong_shard"),
         (BLOCK_HASH.hex(), "00ff", "key_hash"),
     ],
 )

@@ -17,6 +17,7 @@ import numpy as np
 import kvformat as kv
 from kvformat.checksum import checksum
 from kvformat.header import ObjectHeader
+from kvformat.identify import identify_object
 from kvformat.objectmap import object_shards
 
 CLASSES = ("keyer", "reader", "layer_reader", "writer", "resharder", "explainer")
@@ -208,8 +209,8 @@ def header_decode(given: Fields) -> Fields:
 
 
 def _checked(data: bytes, given: Fields, *, require_checksums: bool) -> ObjectHeader:
-    header = kv.decode_header(data)
     found = _map(given)
+    header = kv.decode_header(data, found.header_nbytes)
     kv.check_header(
         header,
         found,
@@ -222,9 +223,18 @@ def _checked(data: bytes, given: Fields, *, require_checksums: bool) -> ObjectHe
 
 @operation("header.check")
 def header_check(given: Fields) -> Fields:
-    data = bytes.fromhex(given["data"])
-    _checked(data, given, require_checksums=given["require_checksums"])
+    data, require_checksums = bytes.fromhex(given["data"]), given["require_checksums"]
+    if given["object_index"] is None:
+        layout, header = _layout(given), kv.decode_header(data)
+        identify_object(header, layout, kv.fingerprint(layout), require_checksums=require_checksums)
+    else:
+        _checked(data, given, require_checksums=require_checksums)
     return {}
+
+
+def _check_size(data: bytes, header: ObjectHeader) -> None:
+    if header.object_nbytes != len(data):
+        raise kv.HeaderError(kv.Reason.WRONG_SIZE, "the object has another size than it says")
 
 
 def _components(data: bytes, found: kv.ObjectMap, layers: list[tuple[int, int]]) -> Fields:
@@ -252,8 +262,7 @@ def _verify(data: bytes, header: ObjectHeader, found: kv.ObjectMap, index: int) 
 def object_read(given: Fields) -> Fields:
     data, found = bytes.fromhex(given["data"]), _map(given)
     header = _checked(data, given, require_checksums=True)
-    if header.object_nbytes != len(data):
-        raise kv.HeaderError(kv.Reason.WRONG_SIZE, "the object has another size than it says")
+    _check_size(data, header)
     for index in range(len(found.layers)):
         _verify(data, header, found, index)
     return _components(data, found, [(r.group, r.layer) for r in found.layers])
@@ -267,8 +276,11 @@ def object_read_layers(given: Fields) -> Fields:
     data, found = bytes.fromhex(given["data"]), _map(given)
     again = given["again"]
     header = _checked(data, given, require_checksums=again is None)
+    _check_size(data, header)
     places = [(r.group, r.layer) for r in found.layers]
     wanted = [(place["group"], place["layer"]) for place in given["layers"]]
+    if not set(wanted) <= set(places):
+        raise kv.LayoutError(kv.Reason.LAYOUT_GRID, f"{wanted} are not all in the shard")
     if again is None:
         for place in wanted:
             _verify(data, header, found, places.index(place))
@@ -288,10 +300,13 @@ def object_write(given: Fields) -> Fields:
         (part["group"], part["layer"], part["component"]): bytes.fromhex(part["data"])
         for part in given["components"]
     }
-    missing = {(r.group, r.layer, r.component.name) for r in found.components} - whole.keys()
-    if missing:
+    needed = {(r.group, r.layer, r.component.name): r.component.nbytes for r in found.components}
+    if missing := needed.keys() - whole.keys():
         raise kv.HeaderError(kv.Reason.INCOMPLETE, f"{sorted(missing)} are not there")
-    memory, placement = _placed(found.layout, whole)
+    for name, nbytes in needed.items():
+        if len(whole[name]) != nbytes:
+            raise kv.LayoutError(kv.Reason.HEADER_SIZE, f"{name} has not {nbytes} bytes")
+    memory, placement = _placed(found.layout, {name: whole[name] for name in needed})
     template = next(
         template
         for template in kv.plan_get(found.layout, placement)

@@ -4,7 +4,7 @@ import { checkHeader, decodeHeader } from "./header.js";
 import { parseJson } from "./json.js";
 import { formatKey, formatManifestKey, parseKey } from "./key.js";
 import { readDocument, readManifest } from "./manifest.js";
-import { readLayers, readObject, writeObject } from "./object.js";
+import { identifyObject, readLayers, readObject, writeObject } from "./object.js";
 import { planObjects, planTransfer, readPlacement } from "./plan.js";
 import { FormatError } from "./reason.js";
 import { objectMap, objectShards } from "./shards.js";
@@ -104,8 +104,13 @@ const operations = {
   },
   "header.check": (input) => {
     const { layout, fingerprint, block_hash, object_index, shard } = wantedOf(input);
+    if (object_index === null) {
+      const header = decodeHeader(fromHex(input.data));
+      identifyObject(header, layout, fingerprint, input.require_checksums);
+      return {};
+    }
     const map = objectMap(layout, object_index, shard);
-    const header = decodeHeader(fromHex(input.data));
+    const header = decodeHeader(fromHex(input.data), map.header_nbytes);
     checkHeader(header, map, fingerprint, block_hash, input.require_checksums);
     return {};
   },

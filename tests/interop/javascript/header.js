@@ -61,8 +61,11 @@ function decodeCompleteness(view, directory) {
   return { complete, end: at };
 }
 
-/** H1 to H18: the header at the start of any bytes. */
-export function decodeHeader(data) {
+/**
+ * H1 to H18: the header at the start of any bytes; `expected_nbytes` (BigInt) is the layout's size of
+ * it where the object is known, else null.
+ */
+export function decodeHeader(data, expected_nbytes = null) {
   require(data.length >= 16, "header_truncated", `${data.length} bytes`);
   require(sameBytes(data.subarray(0, 8), MAGIC), "header_magic", "not an object");
   const start = viewOf(data);
@@ -75,6 +78,8 @@ export function decodeHeader(data) {
     header_nbytes >= MIN_HEADER_NBYTES &&
     header_nbytes <= MAX_HEADER_NBYTES;
   require(sized, "header_size", `${header_nbytes} bytes`);
+  const expected = expected_nbytes === null || BigInt(header_nbytes) === expected_nbytes;
+  require(expected, "wrong_size", `a header of ${header_nbytes} bytes`);
   require(data.length >= header_nbytes, "header_truncated", `${data.length} bytes`);
   const bytes = data.subarray(0, header_nbytes);
   const view = viewOf(bytes);
@@ -163,10 +168,11 @@ export function checkHeader(header, map, fingerprint, block_hash, require_checks
   const same = ["layer", "head", "context"].every((axis) => header.shard[axis] === map.shard[axis]);
   require(same, "wrong_shard", JSON.stringify(header.shard));
   require(sameBytes(header.block_hash, block_hash), "wrong_block", "another block");
+  const hashed = block_hash.length === map.digest_nbytes;
+  require(hashed, "wrong_block", `a block hash of ${block_hash.length} bytes`);
   require(BigInt(header.num_tokens) === map.num_tokens, "wrong_tokens", `${header.num_tokens}`);
   const sized =
     header.object_nbytes === map.object_nbytes &&
-    BigInt(header.header_nbytes) === map.header_nbytes &&
     header.groups.every(
       ({ group, first_layer, num_layers }, index) =>
         group === map.directory[index].group &&
@@ -184,7 +190,7 @@ export function checkHeader(header, map, fingerprint, block_hash, require_checks
 export function encodeHeader(map, fingerprint, block_hash, write_id, checksums) {
   require(fingerprint.length === 16 && write_id.length === 16, "header_size", "16 bytes each");
   const hash_nbytes = block_hash.length;
-  require(1 <= hash_nbytes && hash_nbytes <= 64, "header_hash", "a block hash has 1 to 64 bytes");
+  require(hash_nbytes === map.digest_nbytes, "header_hash", `${hash_nbytes} bytes`);
   const header_nbytes = Number(map.header_nbytes);
   const bytes = new Uint8Array(header_nbytes);
   const view = viewOf(bytes);

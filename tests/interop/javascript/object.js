@@ -4,7 +4,7 @@ import { checksum } from "./checksum.js";
 import { checkHeader, decodeHeader, encodeHeader } from "./header.js";
 import { FormatError, require } from "./reason.js";
 import { axisSize } from "./layout.js";
-import { DealtTokens, objectMap } from "./shards.js";
+import { DealtTokens, groupBitmap, hasObject, objectMap } from "./shards.js";
 import { sameBytes } from "./text.js";
 
 const slice = (data, { offset, nbytes }) => data.subarray(Number(offset), Number(offset + nbytes));
@@ -32,10 +32,26 @@ export function readPayload(data, header, map) {
   return map.layers.flatMap((range) => componentsOf(data, range));
 }
 
+/**
+ * C1 to C8 for an object of which nobody told which one it should be: the header names the entry of
+ * `objects`, the shard and the block.
+ */
+export function identifyObject(header, layout, fingerprint, require_checksums) {
+  // C1 before the groups are looked up: another layout's groups and shards mean nothing here.
+  require(sameBytes(header.fingerprint, fingerprint), "wrong_fingerprint", "another layout");
+  const { group_bitmap, block_hash, shard } = header;
+  const object_index = layout.objects.findIndex((entry) => groupBitmap(entry) === group_bitmap);
+  require(object_index >= 0, "wrong_groups", `no object has the groups ${group_bitmap}`);
+  require(hasObject(layout, object_index, shard), "wrong_shard", JSON.stringify(shard));
+  const map = objectMap(layout, object_index, shard);
+  checkHeader(header, map, fingerprint, block_hash, require_checksums);
+  return { object_index, map };
+}
+
 /** @param wanted {layout, fingerprint, object_index, shard, block_hash} */
 export function readObject(data, wanted) {
   const map = objectMap(wanted.layout, wanted.object_index, wanted.shard);
-  const header = decodeHeader(data);
+  const header = decodeHeader(data, map.header_nbytes);
   checkHeader(header, map, wanted.fingerprint, wanted.block_hash, true);
   return readPayload(data, header, map);
 }
@@ -47,7 +63,7 @@ export function readObject(data, wanted) {
 export function readLayers(data, again, wanted, layers) {
   const map = objectMap(wanted.layout, wanted.object_index, wanted.shard);
   const read = (bytes) => {
-    const header = decodeHeader(bytes);
+    const header = decodeHeader(bytes, map.header_nbytes);
     checkHeader(header, map, wanted.fingerprint, wanted.block_hash, again === null);
     return header;
   };

@@ -7,30 +7,16 @@
  */
 import { createHash } from "node:crypto";
 import { readFileSync } from "node:fs";
-import { checkHeader, decodeHeader } from "./header.js";
+import { decodeHeader } from "./header.js";
 import { readManifest } from "./manifest.js";
-import { readPayload } from "./object.js";
-import { FormatError, require } from "./reason.js";
-import { groupBitmap, objectMap } from "./shards.js";
+import { identifyObject, readPayload } from "./object.js";
+import { FormatError } from "./reason.js";
 import { toHex } from "./text.js";
 
-/**
- * Nobody told which object the file should be, so the header names the entry of `objects`, the
- * shard and the block; all the rest is compared with the layout.
- */
 function readObjectFile(manifest, object) {
   const { layout, fingerprint } = readManifest(manifest);
   const header = decodeHeader(object);
-  const { group_bitmap, block_hash } = header;
-  // C1 before the groups are looked up: another layout's groups and shards mean nothing here.
-  require(toHex(header.fingerprint) === toHex(fingerprint), "wrong_fingerprint", "another layout");
-  const object_index = layout.objects.findIndex((entry) => groupBitmap(entry) === group_bitmap);
-  require(object_index >=
-    0, "wrong_groups", `no object of the layout has the groups ${group_bitmap}`);
-  const map = objectMap(layout, object_index, header.shard);
-  checkHeader(header, map, fingerprint, block_hash, true);
-  const whole = BigInt(block_hash.length) === layout.hash.digest_nbytes;
-  require(whole, "wrong_block", `a block hash of ${block_hash.length} bytes`);
+  const { object_index, map } = identifyObject(header, layout, fingerprint, true);
   const components = readPayload(object, header, map).map(({ data, ...place }) => ({
     ...place,
     nbytes: data.length,

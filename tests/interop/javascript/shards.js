@@ -89,6 +89,21 @@ function entryOf(layout, object_index) {
   return entry;
 }
 
+/** Is the shard in the grid, and does it have bytes of the object's groups? */
+export function hasObject(layout, object_index, shard) {
+  const { grid } = layout;
+  const inside =
+    shard.layer < numLayerShards(layout) &&
+    BigInt(shard.head) < grid.head_shards &&
+    BigInt(shard.context) < grid.context_shards;
+  const hasBytes = (group) => {
+    const { start, stop } = layerInterval(layout, group, shard.layer);
+    const components = layout.groups[group].layers.slice(start, stop).flatMap((l) => l.components);
+    return components.some((component) => shardBox(grid, component, shard).nbytes > 0n);
+  };
+  return inside && entryOf(layout, object_index).some(hasBytes);
+}
+
 /**
  * Everything about an object that follows from layout, entry of `objects` and shard.
  * `components` are those of all layers in payload order, each with its box.
@@ -96,11 +111,7 @@ function entryOf(layout, object_index) {
 export function objectMap(layout, object_index, shard) {
   const entry = entryOf(layout, object_index);
   const { grid } = layout;
-  const inside =
-    shard.layer < numLayerShards(layout) &&
-    BigInt(shard.head) < grid.head_shards &&
-    BigInt(shard.context) < grid.context_shards;
-  require(inside, "layout_grid", "the shard is outside the grid");
+  require(hasObject(layout, object_index, shard), "layout_grid", "the shard has no object");
   const directory = entry.map((group) => {
     const { start, stop } = layerInterval(layout, group, shard.layer);
     return { group, first_layer: start, num_layers: stop - start };
@@ -120,10 +131,10 @@ export function objectMap(layout, object_index, shard) {
       layers.push({ group, layer, offset: start, nbytes: offset - start, components });
     }
   }
-  require(offset > header_nbytes, "layout_grid", "the shard has no object");
   return {
     group_bitmap: groupBitmap(entry),
     num_tokens: layout.groups[entry[0]].block_size,
+    digest_nbytes: Number(layout.hash.digest_nbytes),
     header_nbytes,
     object_nbytes: offset,
     shard,

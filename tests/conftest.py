@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+
 from kvformat_connector.store.mooncake_services import MooncakeServices, mooncake_services
 
 

@@ -12,15 +12,15 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 import numpy as np
+
+from kvformat.key import Namespace, layout_namespace
+from kvformat.layout import Group, HashRecipe, Identity, Layer, Layout, ShardGrid, component
+from kvformat.stores.protocol import Store
 from kvformat_connector.config import Options, parse_options
 from kvformat_connector.messages import WorkerReport
 from kvformat_connector.scheduler import Scheduler
 from kvformat_connector.stats import Counters
 from kvformat_connector.worker import Worker
-
-from kvformat.key import Namespace, layout_namespace
-from kvformat.layout import Group, HashRecipe, Identity, Layer, Layout, ShardGrid, component
-from kvformat.stores.protocol import Store
 
 BLOCK_SIZE = 4
 NUM_HEADS = 2

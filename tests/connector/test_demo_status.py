@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from kvformat_connector.demo import __main__ as demo
 from kvformat_connector.demo.scenes import Stage
 

@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kvformat_connector import engine
-from kvformat_connector.config import Options, parse_options
-from kvformat_connector.engine import derive_layout, derive_placement, require_same_layout
-from kvformat_connector.messages import LayoutNotice
 from simulated_engine import Tensor
 
 from kvformat.errors import ConfigError, HandshakeError, Reason
 from kvformat.fingerprint import fingerprint, manifest
 from kvformat.layout import Layout
 from kvformat.plan import plan_get, plan_put
+from kvformat_connector import engine
+from kvformat_connector.config import Options, parse_options
+from kvformat_connector.engine import derive_layout, derive_placement, require_same_layout
+from kvformat_connector.messages import LayoutNotice
 
 NUM_LAYERS = 2
 NAMES = [f"model.layers.{index}.attn" for index in range(NUM_LAYERS)]

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from kvformat_connector.config import parse_options
 from kvformat_connector.store.mooncake_options import parse_mooncake_options
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 from faulty_store import FaultyStore
-from kvformat_connector.lookup import Distrusted, PrefixLookup
-from kvformat_connector.stats import Counters
 
 from kvformat.stores.protocol import Code
+from kvformat_connector.lookup import Distrusted, PrefixLookup
+from kvformat_connector.stats import Counters
 
 HASHES = [bytes([index // 256, index % 256]) for index in range(2000)]
 

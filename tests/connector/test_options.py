@@ -6,9 +6,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from kvformat_connector.config import Options, parse_options
 
 from kvformat.errors import ConfigError, Reason
+from kvformat_connector.config import Options, parse_options
 
 STORE = {"store": "memory://"}
 

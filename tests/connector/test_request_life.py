@@ -6,11 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 from faulty_store import FaultyStore
-from kvformat_connector.messages import StepPlan, WorkerReport
 from simulated_engine import BLOCK_SIZE, Request, SimulatedEngine
 
 from kvformat.key import key_prefix
 from kvformat.objectmap import object_maps
+from kvformat_connector.messages import StepPlan, WorkerReport
 
 
 def prompt(num_tokens: int, start: int = 1) -> list[int]:

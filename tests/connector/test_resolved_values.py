@@ -5,9 +5,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from kvformat_connector.resolved import IGNORED_FIELDS, IGNORED_SECTIONS, config_values
-
 from kvformat.layout import Identity
+from kvformat_connector.resolved import IGNORED_FIELDS, IGNORED_SECTIONS, config_values
 
 
 class Backend(enum.Enum):

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from kvformat_connector.identity import model_name, weights_identity
 
 from kvformat.errors import ConfigError, Reason
+from kvformat_connector.identity import model_name, weights_identity
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

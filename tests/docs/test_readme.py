@@ -1,4 +1,4 @@
-"""The README's library example runs as it stands, and short as it claims to be."""
+"""The README's library example runs as it stands, and its checks are real."""
 
 from __future__ import annotations
 

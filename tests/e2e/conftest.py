@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kvformat_connector.demo.host import EngineHost
 from real_engine import PROMPTS, Servers, make_models
+
+from kvformat_connector.demo.host import EngineHost
 
 
 @pytest.fixture(scope="session")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from kvformat_connector.connector import KVFormatConnector
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+
+from kvformat_connector.connector import KVFormatConnector
 
 
 class MutatingConnector(KVFormatConnector):

@@ -5,10 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from kvformat_connector.demo.engines import EngineReport
-from kvformat_connector.demo.model import make_prompt
-from kvformat_connector.demo.storage import compare_namespaces, flip_byte, read_contents
-from kvformat_connector.store.mooncake_services import MooncakeServices
 from real_engine import (
     BLOCK_SIZE,
     COMMITS,
@@ -20,6 +16,11 @@ from real_engine import (
     logprobs,
     tokens,
 )
+
+from kvformat_connector.demo.engines import EngineReport
+from kvformat_connector.demo.model import make_prompt
+from kvformat_connector.demo.storage import compare_namespaces, flip_byte, read_contents
+from kvformat_connector.store.mooncake_services import MooncakeServices
 
 pytestmark = pytest.mark.vllm
 Filled = tuple[str, EngineReport]

@@ -18,15 +18,15 @@ from typing import Any
 
 import pytest
 from conformance import Memory
+
+from kvformat.errors import ConfigError, Reason, StoreUnavailableError
+from kvformat.stores import Code, Store, open_store
 from kvformat_connector.store import mooncake_client, mooncake_self_test
 from kvformat_connector.store.mooncake_options import (
     CONFIG_PATH_VARIABLE,
     MooncakeOptions,
     parse_mooncake_options,
 )
-
-from kvformat.errors import ConfigError, Reason, StoreUnavailableError
-from kvformat.stores import Code, Store, open_store
 
 pytestmark = pytest.mark.usefixtures("without_config_file")
 

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 from conformance import Memory, ProcessConformance
-from kvformat_connector.store.mooncake import MooncakeStore
-from kvformat_connector.store.mooncake_services import MooncakeServices, mooncake_services
 
 from kvformat.errors import Reason, StoreUnavailableError
 from kvformat.stores import Code, Store, open_store
+from kvformat_connector.store.mooncake import MooncakeStore
+from kvformat_connector.store.mooncake_services import MooncakeServices, mooncake_services
 
 pytestmark = pytest.mark.mooncake
 

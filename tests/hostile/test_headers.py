@@ -52,6 +52,15 @@ def test_every_truncation_is_refused(data: bytes) -> None:
     assert reason_of(data + b"payload") is None
 
 
+def test_a_reader_that_knows_the_size_needs_no_more_bytes() -> None:
+    """Another length than the layout's is wrong_size, whether or not so many bytes are there."""
+    for nbytes in (len(TWO) - 64, len(TWO) + 64, 1 << 20):
+        with pytest.raises(RemoteDataError) as raised:
+            decode_header(put_field(TWO, "header_nbytes", nbytes), len(TWO))
+        assert raised.value.reason is Reason.WRONG_SIZE
+    assert same(decode_header(TWO, len(TWO)), decode_header(TWO))
+
+
 @pytest.mark.parametrize("data", [TWO, ONE], ids=["two groups", "one group"])
 def test_every_single_bit_flip_is_refused(data: bytes) -> None:
     """Each bit: in magic, version and length by their own rules, elsewhere by the checksum."""

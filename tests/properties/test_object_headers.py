@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,8 +13,11 @@ from layout_strategies import layouts
 from kvformat import (
     HeaderError,
     Layout,
+    LayoutError,
     ObjectHeader,
+    ObjectMap,
     Reason,
+    Shard,
     check_header,
     decode_header,
     encode_header,
@@ -76,3 +81,20 @@ def test_objects_hold_every_byte_of_a_block_once(layout: Layout, data: st.DataOb
         assert found.offset == position
         position += found.nbytes
     assert position == object_map.nbytes
+
+
+@given(layouts())
+def test_objects_exist_exactly_for_shards_with_bytes(layout: Layout) -> None:
+    """Every shard of the grid either has an object with bytes, or no map at all."""
+    grid = layout.grid
+    listed = {(m.object_index, m.shard) for m in object_maps(layout)}
+    for index in range(len(layout.objects)):
+        for layer, head, context in product(
+            range(grid.layer_shards), range(grid.head_shards), range(grid.context_shards)
+        ):
+            shard = Shard(layer, head, context)
+            if (index, shard) in listed:
+                assert ObjectMap(layout, index, shard).nbytes > 0
+            else:
+                with pytest.raises(LayoutError):
+                    ObjectMap(layout, index, shard)

@@ -120,6 +120,9 @@ BROKEN: dict[str, tuple[Callable[[], object], Reason]] = {
         Reason.LAYOUT_IDENTITY),
     "no head shards": (lambda: other(BASE.grid, head_shards=0), Reason.LAYOUT_GRID),
     "65537 head shards": (lambda: other(BASE.grid, head_shards=65537), Reason.LAYOUT_GRID),
+    "65792 shards in all": (
+        lambda: other(BASE.grid, head_shards=256, context_shards=257, layer_starts=((0,), (0,))),
+        Reason.LAYOUT_LIMIT),
     "no context shards": (lambda: other(BASE.grid, context_shards=0), Reason.LAYOUT_GRID),
     "no interleave": (
         lambda: other(BASE.grid, context_shards=2, context_interleave=0), Reason.LAYOUT_GRID),
@@ -241,6 +244,7 @@ FIRST = "groups.0.layers.0.components.0"
         (b"\xef\xbb\xbf" + manifest(BASE), Reason.MANIFEST_JSON),
         (manifest(BASE) + b"x", Reason.MANIFEST_JSON),
         (b"[" * 100_000, Reason.MANIFEST_JSON),
+        (edit("remark", json.loads("[" * 32 + "]" * 32)), Reason.MANIFEST_JSON),
         (b" " * (MAX_MANIFEST_NBYTES + 1), Reason.MANIFEST_JSON),
         (manifest(BASE).replace(b'"grid"', b'"grid":1,"grid"', 1), Reason.MANIFEST_JSON),
         (manifest(BASE).replace(b'"acme"', b'"\\ud800"'), Reason.MANIFEST_JSON),
@@ -273,7 +277,7 @@ FIRST = "groups.0.layers.0.components.0"
         (json.dumps(fields_of(BASE)).encode(), Reason.MANIFEST_CANONICAL),
         (manifest(BASE).replace(b'"acme"', b'"acm\\u0065"'), Reason.MANIFEST_CANONICAL),
     ],
-    ids=range(37),
+    ids=range(38),
 )
 def test_each_rule_of_a_manifest_has_its_reason(data: bytes, reason: Reason) -> None:
     """Bytes from a store: refused as remote data, with the reason of the first rule broken."""

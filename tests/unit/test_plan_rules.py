@@ -283,6 +283,15 @@ def test_an_object_outside_the_grid_has_no_map(shard: Shard) -> None:
     assert raised.value.reason is Reason.LAYOUT_GRID
 
 
+@pytest.mark.parametrize("index", [1, -1])
+def test_an_entry_that_the_layout_has_not_has_no_map(index: int) -> None:
+    """One entry of objects: 0."""
+    with pytest.raises(LayoutError) as raised:
+        ObjectMap(ONE, index, Shard())
+
+    assert raised.value.reason is Reason.LAYOUT_OBJECTS
+
+
 def test_an_object_without_bytes_does_not_exist() -> None:
     """A head shard that holds no head of any component has no map and no key."""
     cut: Layout = layout([attention(2)], head_shards=4)

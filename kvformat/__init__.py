@@ -2,12 +2,14 @@
 
 A layout says what every byte of a block means (:mod:`~kvformat.layout`, digests in
 :mod:`~kvformat.fingerprint`); a key names an object (:mod:`~kvformat.key`); an object opens with a
-header (:mod:`~kvformat.header`); a plan turns a layout and a rank's memory into byte ranges
+header (:mod:`~kvformat.header`), which a reader holds against its own layout before it uses a byte
+(:mod:`~kvformat.acceptance`); a plan turns a layout and a rank's memory into byte ranges
 (:mod:`~kvformat.plan`); objects live in a store (:mod:`~kvformat.stores`).
 
 Source: spec/kvformat.md.
 """
 
+from kvformat.acceptance import check_header, check_range, check_same_write
 from kvformat.diff import Difference, diff
 from kvformat.errors import (
     ChecksumMismatchError,
@@ -35,15 +37,7 @@ from kvformat.fingerprint import (
     parse_layout,
     parse_manifest,
 )
-from kvformat.header import (
-    ObjectHeader,
-    check_header,
-    check_range,
-    check_same_write,
-    decode_header,
-    encode_header,
-    new_header,
-)
+from kvformat.header import ObjectHeader, decode_header, encode_header, new_header
 from kvformat.key import (
     BlockKey,
     ManifestKey,

@@ -131,7 +131,17 @@ class FingerprintMismatchError(RemoteDataError):
 
 
 class ChecksumMismatchError(RemoteDataError):
-    """Payload bytes that are not the ones the writer described."""
+    """Payload bytes that are not the ones the writer described, or that it gave no checksums of.
+
+    ``group`` and ``layer`` (its index in the group) say which; None where it is the whole object.
+    """
+
+    def __init__(
+        self, reason: Reason, detail: str, *, group: int | None = None, layer: int | None = None
+    ) -> None:
+        super().__init__(reason, detail)
+        self.group = group
+        self.layer = layer
 
 
 class ConnectorError(KVFormatError):

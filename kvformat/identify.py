@@ -1,14 +1,15 @@
 """Which object of a layout a header or a key names: for tools that were not told which one to want.
 
-A reader knows it, and compares (:func:`~kvformat.header.check_header`).
+A reader knows it, and compares (:func:`~kvformat.acceptance.check_header`).
 
 Source: spec/kvformat.md section 6.4.
 """
 
 from __future__ import annotations
 
+from kvformat.acceptance import check_fingerprint, check_header
 from kvformat.errors import HeaderError, LayoutError, Reason
-from kvformat.header import ObjectHeader, check_fingerprint, check_header
+from kvformat.header import ObjectHeader
 from kvformat.key import Shard
 from kvformat.layout import Layout
 from kvformat.objectmap import ObjectMap, group_bitmap
@@ -44,7 +45,7 @@ def identify_object(
         fingerprint: its fingerprint, 16 bytes.
         require_checksums: refuse objects whose writer gave none.
 
-    Raises like :func:`~kvformat.header.check_header`.
+    Raises like :func:`~kvformat.acceptance.check_header`.
     """
     check_fingerprint(header, fingerprint)
     object_map = find_object_map(layout, header.group_bitmap, header.shard)

@@ -13,8 +13,9 @@ from concurrent.futures import Future
 
 import msgspec
 
+from kvformat.acceptance import check_header, range_mismatch
 from kvformat.errors import Reason, RemoteDataError
-from kvformat.header import ObjectHeader, check_header, decode_header, range_mismatch
+from kvformat.header import ObjectHeader, decode_header
 from kvformat_connector.answers import ask, code_name
 from kvformat_connector.engine import LayerAddress
 from kvformat_connector.objects import Rank, Rows

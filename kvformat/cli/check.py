@@ -9,18 +9,14 @@ from collections.abc import Iterator
 
 import msgspec
 
+from kvformat.acceptance import range_mismatch
 from kvformat.checksum import checksum_pieces
 from kvformat.cli.header_document import bitmap_groups, format_shard
 from kvformat.cli.problems import Problem
 from kvformat.cli.sources import ObjectBytes, read
 from kvformat.errors import Reason, RemoteDataError
 from kvformat.fingerprint import fingerprint
-from kvformat.header import (
-    ObjectHeader,
-    decode_header,
-    header_nbytes_of,
-    range_mismatch,
-)
+from kvformat.header import ObjectHeader, decode_header, header_nbytes_of
 from kvformat.identify import identify_object
 from kvformat.key import BlockKey
 from kvformat.layout import Layout

@@ -146,6 +146,8 @@ def test_one_wrong_byte_of_a_layer_is_refused(index: int) -> None:
         with pytest.raises(ChecksumMismatchError) as raised:
             check_range(header, index, wrong)
         assert raised.value.reason is Reason.CHECKSUM_MISMATCH
+        expected = MAP.layers[index]
+        assert (raised.value.group, raised.value.layer) == (expected.group, expected.layer)
 
 
 def test_a_replaced_object_is_told_by_its_write_id() -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
 import pytest
 from faulty_store import FaultyStore
 from simulated_engine import BLOCK_SIZE, Request, SimulatedEngine, make_layout
 
+from kvformat.acceptance import check_header, check_range
 from kvformat.fingerprint import parse_manifest
-from kvformat.header import check_header, check_range, decode_header
+from kvformat.header import decode_header, encode_header
 from kvformat.key import (
     BlockKey,
     ManifestKey,
@@ -201,10 +203,6 @@ def _from_another_namespace(store: FaultyStore, engine: SimulatedEngine, target:
 
 
 def _from_another_shard(store: FaultyStore, engine: SimulatedEngine, target: str) -> bytes:
-    import msgspec
-
-    from kvformat.header import encode_header
-
     data = store.get(target)
     assert data is not None
     header = msgspec.structs.replace(decode_header(data), shard=Shard(0, 1, 0))

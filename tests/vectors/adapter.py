@@ -7,7 +7,6 @@ output; :func:`answer` does the same for one request in this process.
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -44,9 +43,7 @@ def answer(request: Fields) -> Fields:
     try:
         return {"id": request["id"], "result": operation_of(request["input"])}
     except kv.ChecksumMismatchError as error:
-        # The contract wants the place as data; the library says it in words.
-        place = re.match(r"group (\d+) layer (\d+):", error.detail)
-        where = {"group": int(place[1]), "layer": int(place[2])} if place else {}
+        where = {} if error.group is None else {"group": error.group, "layer": error.layer}
         return {"id": request["id"], "error": {"reason": error.reason.value, **where}}
     except kv.KVFormatError as error:
         return {"id": request["id"], "error": {"reason": error.reason.value}}

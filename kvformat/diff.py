@@ -12,7 +12,7 @@ import msgspec
 
 from kvformat.layout import Layout
 
-#: What a difference shows for a side that doesn't have the field at all.
+#: What people are shown for a side that doesn't have the field at all.
 ABSENT: Final = "(absent)"
 
 Scalar = str | int | bool
@@ -22,21 +22,23 @@ class Difference(msgspec.Struct, frozen=True):
     """One field with its value on either side.
 
     ``path`` is dotted; a run of layers that differ alike is one difference with the interval in
-    its path: ``groups[0].layers[0..31].components[k].sizes.head``.
+    its path: ``groups[0].layers[0..31].components[k].sizes.head``. A value is None where that side
+    doesn't have the field.
     """
 
     path: str
-    a: Scalar
-    b: Scalar
+    a: Scalar | None
+    b: Scalar | None
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.a} here, {self.b} there"
+        a, b = (ABSENT if value is None else value for value in (self.a, self.b))
+        return f"{self.path}: {a} here, {b} there"
 
 
 def diff(a: Layout, b: Layout) -> list[Difference]:
     """Every field in which two layouts differ, in manifest order; empty exactly if none does."""
     differences: list[Difference] = []
-    runs: dict[tuple[str, str, Scalar, Scalar], list[int]] = {}
+    runs: dict[tuple[str, str, Scalar | None, Scalar | None], list[int]] = {}
     for field in Layout.__struct_fields__:
         if field == "groups":
             continue
@@ -45,7 +47,7 @@ def diff(a: Layout, b: Layout) -> list[Difference]:
         )
     for index in range(max(len(a.groups), len(b.groups))):
         if index >= min(len(a.groups), len(b.groups)):
-            sides = [ABSENT if index >= len(x.groups) else x.groups[index].kind for x in (a, b)]
+            sides = [None if index >= len(x.groups) else x.groups[index].kind for x in (a, b)]
             differences.append(Difference(f"groups[{index}]", sides[0], sides[1]))
             continue
         left = msgspec.to_builtins(a.groups[index])
@@ -54,7 +56,7 @@ def diff(a: Layout, b: Layout) -> list[Difference]:
         differences += _walk(f"groups[{index}]", left, right)
         for number in range(max(map(len, layers))):
             if number >= min(map(len, layers)):
-                sides = [ABSENT if number >= len(x) else x[number]["name"] for x in layers]
+                sides = [None if number >= len(x) else x[number]["name"] for x in layers]
                 differences.append(
                     Difference(f"groups[{index}].layers[{number}]", sides[0], sides[1])
                 )
@@ -95,7 +97,7 @@ def _walk(path: str, a: object, b: object) -> Iterator[Difference]:
         for name in [*a, *(name for name in b if name not in a)]:
             below = f"{path}.{name}"
             if name not in a or name not in b:
-                yield Difference(below, _show(a.get(name, ABSENT)), _show(b.get(name, ABSENT)))
+                yield Difference(below, _show(a.get(name)), _show(b.get(name)))
             else:
                 yield from _walk(below, a[name], b[name])
     # Type and value: true is not 1, neither in JSON nor in a fingerprint.
@@ -103,9 +105,9 @@ def _walk(path: str, a: object, b: object) -> Iterator[Difference]:
         yield Difference(path, _show(a), _show(b))
 
 
-def _show(value: object) -> Scalar:
-    """A value in one line: lists and objects as text."""
-    if isinstance(value, (str, int)):
+def _show(value: object) -> Scalar | None:
+    """A value in one line: lists and objects as text. No value of a layout is None."""
+    if value is None or isinstance(value, (str, int)):
         return value
     return msgspec.json.encode(value).decode()
 

@@ -94,7 +94,8 @@ def placed_components(
 ) -> list[tuple[Component, ComponentPlacement]]:
     """A layer's components beside their placements, matched by name, in the layout's order.
 
-    Raises ``PlanError`` that names what one side has and the other hasn't.
+    Raises ``PlanError`` that names what one side has and the other hasn't, or blocks that are none
+    or reach too far.
     """
     if not (
         0 <= place.group < len(layout.groups)
@@ -112,6 +113,12 @@ def placed_components(
             f"layer {layer.name!r} has components {names} in the layout, "
             f"{[memory.component for memory in place.components]} in memory",
         )
+    extent = (place.num_blocks - 1) * max(m.block_stride_nbytes for m in place.components)
+    if place.num_blocks < 1 or extent >= ADDRESS_LIMIT:
+        raise PlanError(
+            Reason.PLAN_PLACEMENT,
+            f"layer {layer.name!r}: {place.num_blocks} blocks over {extent} bytes",
+        )
     return [(component, memories[component.name]) for component in layer.components]
 
 
@@ -123,11 +130,6 @@ def check_regions(
     Stores read and write whatever address they are given, so this is the only place where a wrong
     stride or address can be noticed.
     """
-    extent = (place.num_blocks - 1) * max(strides.tolist(), default=0)
-    if place.num_blocks < 1 or extent >= ADDRESS_LIMIT:
-        raise PlanError(
-            Reason.PLAN_PLACEMENT, f"{place.num_blocks} blocks, block strides {strides.tolist()}"
-        )
     ends = bases + (place.num_blocks - 1) * strides + nbytes
     inside = np.zeros(len(bases), np.bool_)
     for region in placement.regions:

@@ -290,13 +290,19 @@ def plan_get(
 def _plan(
     layout: Layout, placement: Placement, max_transfer_nbytes: int | None
 ) -> list[RangeTemplate]:
-    for layer in placement.layers:
-        placed_components(layout, layer)
+    _check_placement(layout, placement)
     templates = (
         RangeTemplate(object_map, placement, max_transfer_nbytes=max_transfer_nbytes)
         for object_map in object_maps(layout)
     )
     return [template for template in templates if template.layers]
+
+
+def _check_placement(layout: Layout, placement: Placement) -> None:
+    """Every layer fits the layout, also those of which a plan moves nothing."""
+    for layer in placement.layers:
+        for component, memory in placed_components(layout, layer):
+            placement_box(component, memory, placement)
 
 
 class TransferTemplate:
@@ -356,8 +362,8 @@ def plan_transfer(
 
     ``layout`` is either side's: their content fingerprints must be equal.
     """
-    for layer in (*source.layers, *target.layers):
-        placed_components(layout, layer)
+    _check_placement(layout, source)
+    _check_placement(layout, target)
     theirs = {(layer.group, layer.layer): layer for layer in target.layers}
     templates = []
     for ours in source.layers:

@@ -205,7 +205,7 @@ def _compare(a: _Side, b: _Side) -> DiffDocument:
     document = DiffDocument(a=_side(a), b=_side(b), problems=[*a.problems, *b.problems])
     if a.layout is not None and b.layout is not None:
         document.differences = [
-            DifferenceDocument(d.path, _value(d.a), _value(d.b)) for d in diff(a.layout, b.layout)
+            DifferenceDocument(d.path, d.a, d.b) for d in diff(a.layout, b.layout)
         ]
         document.is_equal = not document.differences
         document.is_content_equal = document.a.content_fingerprint == document.b.content_fingerprint
@@ -220,10 +220,6 @@ def _side(side: _Side) -> SideDocument:
         fingerprint=side.namespace.fingerprint.hex(),
         content_fingerprint=None if side.layout is None else content_fingerprint(side.layout).hex(),
     )
-
-
-def _value(value: Scalar) -> Scalar | None:
-    return None if value == ABSENT else value
 
 
 def _show(console: Console, document: DiffDocument) -> None:

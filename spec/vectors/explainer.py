@@ -33,8 +33,8 @@ def diffs() -> Suite:
     differ("config: one value, one name more on either side",
            changed("identity.config", {"x": 1, "same": True, "only_a": "a"}),
            changed("identity.config", {"x": 2, "same": True, "only_b": False}),
-           ("identity.config.x", 1, 2), ("identity.config.only_a", "a", "(absent)"),
-           ("identity.config.only_b", "(absent)", False))  # fmt: skip
+           ("identity.config.x", 1, 2), ("identity.config.only_a", "a", None),
+           ("identity.config.only_b", None, False))  # fmt: skip
     differ("true, 1 and the text 1 differ", changed("identity.config", {"x": True, "y": 1}),
            changed("identity.config", {"x": 1, "y": "1"}),
            ("identity.config.x", True, 1), ("identity.config.y", 1, "1"))  # fmt: skip
@@ -64,20 +64,20 @@ def diffs() -> Suite:
            ("groups[0].layers[0].components[kv].axes", '["token","channel"]',
             '["kv","token","channel"]'),
            ("groups[0].layers[0].components[kv].sizes.channel", 4, 2),
-           ("groups[0].layers[0].components[kv].sizes.kv", "(absent)", 2))  # fmt: skip
+           ("groups[0].layers[0].components[kv].sizes.kv", None, 2))  # fmt: skip
     k, v = split()
     differ("the order of components", layout([group([[k, v]])]), layout([group([[v, k]])]),
            ("groups[0].layers[0].component_order", "k, v", "v, k"))  # fmt: skip
     differ("a component more", layout([group([[k]])]), layout([group([[k, v]])]),
            ("groups[0].layers[0].component_order", "k", "k, v"),
-           ("groups[0].layers[0].components[v]", "(absent)",
+           ("groups[0].layers[0].components[v]", None,
             '{"dtype":"bfloat16","axes":["head","token","channel"],'
             '"sizes":{"head":2,"token":4,"channel":2}}'))  # fmt: skip
     differ("a layer more", layout([group([split()])]), ONE,
-           ("groups[0].layers[1]", "(absent)", "model.layers.1"))  # fmt: skip
+           ("groups[0].layers[1]", None, "model.layers.1"))  # fmt: skip
     differ("a group more", layout([group([split()])]),
            layout([group([split()]), group([INDEXER], name="indexer")], objects=[[0, 1]]),
-           ("groups[1]", "(absent)", "full_attention"), ("objects", "[[0]]", "[[0,1]]"),
+           ("groups[1]", None, "full_attention"), ("objects", "[[0]]", "[[0,1]]"),
            ("grid.layer_starts", "[[0]]", "[[0],[0]]"))  # fmt: skip
     differ(
         "a window",
@@ -86,4 +86,9 @@ def diffs() -> Suite:
         ("groups[0].kind", "sliding_window", "chunked_local"),
         ("groups[0].window", 8, 16),
     )
+    differ("text that looks like what tools show for an absent value",
+           changed("identity.config", {"x": "(absent)", "y": "null"}),
+           changed("identity.config", {}),
+           ("identity.config.x", "(absent)", None),
+           ("identity.config.y", "null", None))  # fmt: skip
     return suite

@@ -172,7 +172,54 @@ def stores() -> Suite:
             limits=dict(zip(names, map(str, limits), strict=True)))  # fmt: skip
     bad("plan_placement", "a component of one head with two", memory({"head_stop": 2}),
         fields=layout([group([[component("latent", "int8", token=4, channel=2)]])]))  # fmt: skip
+    joined = {"max_rows": "9", "max_ranges": "9"}
+    plan("get", "two components that touch in memory and object are one range", whole,
+         touching(whole),
+         limits={**joined, "max_nbytes": "16"})  # fmt: skip
+    plan("get", "a range over two components that is larger than a call", whole, touching(whole),
+         limits={**joined, "max_nbytes": "15"}, error="plan_limit")  # fmt: skip
+    plan("get", "components that touch in block 0 alone are two ranges", whole,
+         touching(whole, strides=(16, 24)), blocks=(0,),
+         limits={**joined, "max_nbytes": "8"})  # fmt: skip
+    halves = [(0, 8), (8, 8)]
+    plan("get", "a range over two regions that touch", whole,
+         touching(whole, num_blocks=1, regions=halves), blocks=(0,),
+         error="plan_bounds")  # fmt: skip
+    plan("get", "two ranges in two regions that touch", whole,
+         touching(whole, num_blocks=1, regions=halves, strides=(16, 24)), blocks=(0,))  # fmt: skip
+    plan("get", "blocks that are not asked for lie in the region too", whole,
+         touching(whole, regions=[(0, 32)]), blocks=(0,), error="plan_bounds")  # fmt: skip
+    plan("get", "no layers have no blocks to be out of range", whole, place(whole, layers=[]),
+         blocks=(5,))  # fmt: skip
+    backwards = place(whole)
+    for memory_of in backwards["layers"][0]["components"]:
+        stride = int(memory_of["axis_strides_nbytes"][0])
+        memory_of["base_address"] = str(int(memory_of["base_address"]) + stride)
+        memory_of["axis_strides_nbytes"][0] = str(-stride)
+    plan("get", "heads that stand backwards in memory", whole, backwards)
+    bad("plan_placement", "an axis stride of -2^61",
+        memory({"axis_strides_nbytes": [str(-(2**61)), "2", "2"]}))  # fmt: skip
+    nibbles = LAYOUTS["int4"][1]
+    bad("plan_bounds", "four bits: the last axis has 4 bytes, so that 2^61 is not reached",
+        memory({"axis_strides_nbytes": ["16", "4", str(2**59)]}), fields=nibbles)  # fmt: skip
+    bad("plan_placement", "four bits: the last axis has 4 bytes, and 2^61 is reached",
+        memory({"axis_strides_nbytes": ["16", "4", str(2**61 // 3 + 1)]}),
+        fields=nibbles)  # fmt: skip
+    latents = place(replica, heads=lambda n: tensor_rank(1, 2)(n) if n > 1 else (0, 1))
+    latents["regions"] = latents["regions"][:-2]
+    plan("put", "a replica that is left to another rank lies outside the regions", replica, latents,
+         error="plan_bounds")  # fmt: skip
     return suite
+
+
+def touching(fields: dict, *, strides=(16, 16), num_blocks=3, regions=((0, 64),)) -> dict:
+    """A memory of one layer in which the second of two components follows the first in block 0."""
+    base = 0x10000
+    placement = place(fields, num_blocks=num_blocks)
+    for index, part in enumerate(placement["layers"][0]["components"]):
+        part |= {"base_address": str(base + 8 * index), "block_stride_nbytes": str(strides[index])}
+    placement["regions"] = [{"address": str(base + at), "nbytes": str(n)} for at, n in regions]
+    return placement
 
 
 def transfers() -> Suite:
@@ -230,5 +277,25 @@ def transfers() -> Suite:
     lacking = place(fields, base=0x900000)
     lacking["layers"][0]["components"].pop()
     plan("a target without one of the components", fields, place(fields), lacking,
+         error="plan_placement")  # fmt: skip
+    inside = place(fields)
+    inside["regions"] = inside["regions"][:1]
+    plan("a source outside its regions", fields, inside, there, error="plan_bounds")
+    plan("a source block out of range", fields, place(fields), there, pairs=((3, 0),),
+         error="plan_bounds")  # fmt: skip
+    short = layout([group([split(2, 2, 1)])])
+    for side in ("source", "target"):
+        for about, regions, strides, error in (
+            ("a range over two regions that touch", [(0, 8), (8, 8)], (16, 16), "plan_bounds"),
+            ("two ranges in two regions that touch", [(0, 8), (8, 8)], (16, 24), None),
+        ):  # fmt: skip
+            cut = touching(short, num_blocks=1, regions=regions, strides=strides)
+            other = touching(short, num_blocks=1)
+            ends = (cut, other) if side == "source" else (other, cut)
+            plan(f"{about}, in the {side}", short, *ends, pairs=((0, 0),), error=error)
+    wrong = place(pipeline, layers=[(0, n) for n in range(3, 8)], base=0x900000)
+    wrong["layers"][-1]["components"][0]["block_stride_nbytes"] = "-8"
+    plan("a wrong placement of a layer that the other side hasn't", pipeline,
+         place(pipeline, layers=[(0, n) for n in range(5)]), wrong,
          error="plan_placement")  # fmt: skip
     return suite

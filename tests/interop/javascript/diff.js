@@ -1,7 +1,8 @@
 /** The fields in which two layouts differ (section 4.4), from manifests as JSON values. */
 import { formatJson } from "./json.js";
 
-const ABSENT = "(absent)";
+/** A side that lacks the field. */
+const ABSENT = null;
 
 const shown = (value) => {
   if (value === undefined) return ABSENT;

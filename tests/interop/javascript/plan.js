@@ -7,6 +7,7 @@ import { DealtTokens, byteAxes, objectMap, objectShards } from "./shards.js";
 const MAX_SHARDS = 65536;
 const MAX_ADDRESS = 2n ** 61n;
 
+const magnitude = (number) => (number < 0n ? -number : number);
 const placeOf = (group, layer) => `${group} ${layer}`;
 
 /** The boxes of a placed layer in its components' order; `plan_placement` where it doesn't fit. */
@@ -25,7 +26,7 @@ function placedBoxes(placement, layer, placed) {
     require(inside, reason, "interval of heads");
     require(base_address >= 0n && block_stride_nbytes >= 0n, reason, "negative address or stride");
     const last_place = byteAxes(component).sizes.reduce(
-      (place, size, axis) => place + axis_strides_nbytes[axis] * (size - 1n),
+      (place, size, axis) => place + magnitude(axis_strides_nbytes[axis]) * (size - 1n),
       base_address,
     );
     const last_block = block_stride_nbytes * BigInt(placed.num_blocks - 1);
@@ -68,11 +69,9 @@ function checkBounds(rank, layer, block_stride, start, nbytes) {
   require(inRegion, "plan_bounds", "a range is outside of the regions");
 }
 
-function checkBlocks(rank, blocks) {
-  for (const layer of rank.layers.values()) {
-    const known = blocks.every((block) => 0n <= block && block < layer.num_blocks);
-    require(known, "plan_bounds", "block id out of range");
-  }
+function checkBlocks(layer, blocks) {
+  const known = blocks.every((block) => 0n <= block && block < layer.num_blocks);
+  require(known, "plan_bounds", "block id out of range");
 }
 
 /** Joins ranges of one layer that touch on both sides in every block. */
@@ -84,7 +83,8 @@ function joined(ranges) {
       last !== undefined &&
       last.address + last.nbytes === range.address &&
       last.offset + last.nbytes === range.offset &&
-      last.block_stride === range.block_stride;
+      last.block_stride === range.block_stride &&
+      last.other_stride === range.other_stride;
     if (touches) last.nbytes += range.nbytes;
     else result.push({ ...range });
   }
@@ -135,18 +135,18 @@ function checkLimits(limits, ranges) {
 
 /** Put (`isPut`: whole objects only) or get: for each object touched, a row for each block. */
 export function planObjects(layout, rank, blocks, limits, isPut) {
-  checkBlocks(rank, blocks);
   const objects = [];
   layout.objects.forEach((_, object_index) => {
     for (const shard of objectShards(layout, object_index)) {
       const map = objectMap(layout, object_index, shard);
       const { ranges, whole, cut } = objectPart(rank, map);
       if (ranges.length === 0) continue;
-      require(!isPut || !cut, "plan_coverage", "the rank's box cuts through an object");
-      if (isPut && !whole) continue;
       for (const { layer, block_stride, address, nbytes } of ranges) {
         checkBounds(rank, layer, block_stride, address, nbytes);
       }
+      require(!isPut || !cut, "plan_coverage", "the rank's box cuts through an object");
+      if (isPut && !whole) continue;
+      for (const { layer } of ranges) checkBlocks(layer, blocks);
       objects.push({ object_index, shard, ranges });
     }
   });
@@ -172,25 +172,32 @@ export function planObjects(layout, rank, blocks, limits, isPut) {
 export function planTransfer(source, target, source_blocks, target_blocks) {
   require(source_blocks.length ===
     target_blocks.length, "plan_bounds", "block ids differ in number");
-  checkBlocks(source, source_blocks);
-  checkBlocks(target, target_blocks);
   const layers = [];
   for (const [place, from] of source.layers) {
     const to = target.layers.get(place);
     if (to === undefined) continue;
-    const ranges = from.components.flatMap(({ component, memory, block_stride }, index) => {
+    const shared = from.components.flatMap(({ component, memory, block_stride }, index) => {
       const other = to.components[index];
-      return intersection(component, memory, other.memory).map(([start, stop, nbytes]) => {
-        checkBounds(source, from, block_stride, start, nbytes);
-        checkBounds(target, to, other.block_stride, stop, nbytes);
-        return { start, block_stride, stop, other_stride: other.block_stride, nbytes };
-      });
+      return intersection(component, memory, other.memory).map(([address, offset, nbytes]) => ({
+        address,
+        block_stride,
+        offset,
+        other_stride: other.block_stride,
+        nbytes,
+      }));
     });
-    if (ranges.length === 0) continue;
+    if (shared.length === 0) continue;
+    const ranges = joined(shared);
+    for (const { address, block_stride, offset, other_stride, nbytes } of ranges) {
+      checkBounds(source, from, block_stride, address, nbytes);
+      checkBounds(target, to, other_stride, offset, nbytes);
+    }
+    checkBlocks(from, source_blocks);
+    checkBlocks(to, target_blocks);
     const rows = source_blocks.map((block, index) =>
-      ranges.map(({ start, block_stride, stop, other_stride, nbytes }) => [
-        start + block * block_stride,
-        stop + target_blocks[index] * other_stride,
+      ranges.map(({ address, block_stride, offset, other_stride, nbytes }) => [
+        address + block * block_stride,
+        offset + target_blocks[index] * other_stride,
         nbytes,
       ]),
     );

@@ -5,7 +5,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench lint fuzz clean
+.PHONY: help demo test bench lint clean
 
 VLLM_VERSION ?= 0.32.0
 STORE ?= file

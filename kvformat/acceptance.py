@@ -87,7 +87,9 @@ def check_fingerprint(header: ObjectHeader, fingerprint: bytes) -> None:
         )
 
 
-def check_range(header: ObjectHeader, range_index: int, data: bytes | memoryview) -> None:
+def check_range(
+    header: ObjectHeader, range_index: int, data: bytes | bytearray | memoryview
+) -> None:
     """Refuse bytes that are not those of one (group, layer) range, given in object order.
 
     Raises ``ChecksumMismatchError`` with the group and layer.

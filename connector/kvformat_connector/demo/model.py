@@ -48,7 +48,7 @@ def make_model(
         tie_word_embeddings=False,
         initializer_range=INITIALIZER_RANGE,
     )
-    LlamaForCausalLM(config).save_pretrained(path)  # type: ignore[no-untyped-call]
+    LlamaForCausalLM(config).save_pretrained(path)
     return path
 
 

@@ -9,6 +9,7 @@ Source: spec/kvformat.md section 8.2 (readers).
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from concurrent.futures import Future
 
 import msgspec
@@ -89,10 +90,10 @@ class LoadStep:
         for address in self._rank.sequence[len(self._jobs) : num_layers]:
             self._jobs.append(self._lane.submit(self._guarded, self._read_layer, address))
 
-    def _guarded(self, job: object, *arguments: object) -> None:
+    def _guarded(self, job: Callable[..., object], *arguments: object) -> None:
         # A job that raises has moved nothing that can be trusted; the step goes on without it.
         try:
-            job(*arguments)  # type: ignore[operator]
+            job(*arguments)
         except Exception as error:
             logger.exception("loading failed")
             self._fail_all(Reason.TRANSFER_FAILED.value, f"loading raised {error!r}")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from kvformat.diff import diff
+from kvformat.diff import ABSENT, diff
 from kvformat.fingerprint import parse_manifest
 from kvformat.header import decode_header
 from kvformat.key import BlockKey, parse_key
@@ -67,9 +67,13 @@ def compare_namespaces(uri: str, one: str, other: str) -> list[tuple[str, str, s
                 raise LookupError(f"no manifest under {namespace}")
             parsed = parse_key(f"{namespace}manifest")
             layouts.append(parse_manifest(data, parsed.namespace.fingerprint))
-        return [(d.path, str(d.a), str(d.b)) for d in diff(*layouts)]
+        return [(d.path, _show(d.a), _show(d.b)) for d in diff(*layouts)]
     finally:
         store.close()
+
+
+def _show(value: object) -> str:
+    return ABSENT if value is None else str(value)
 
 
 def flip_byte(uri: str, key: str, range_index: int) -> None:

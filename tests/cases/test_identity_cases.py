@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from itertools import combinations
+from itertools import chain, combinations
+from typing import Any
 
 import pytest
 from model_layouts import HASH, IDENTITY, group
 from model_layouts import layout as make_layout
 
 from kvformat import (
+    BlockKey,
     Identity,
     Layout,
     Reason,
+    Shard,
     UnsupportedVersionError,
     component,
     content_fingerprint,
     diff,
     fingerprint,
+    format_key,
     layout_namespace,
     manifest,
     namespace_prefix,
@@ -24,6 +28,7 @@ from kvformat import (
     parse_manifest,
 )
 from kvformat.components import split_attention
+from kvformat.stores import Code, open_store
 
 CONFIG = {
     "dtype": "bfloat16",
@@ -32,7 +37,7 @@ CONFIG = {
     "rope_scaling": '{"factor":"4"}',
     "enforce_eager": False,
 }
-BASE: dict[str, object] = {
+BASE: dict[str, Any] = {
     "tenant": "acme",
     "model": "org/model",
     "weights": "rev-1",
@@ -54,42 +59,42 @@ BASE: dict[str, object] = {
 }
 
 
-def describe(config: dict[str, object] | None = None, **changes: object) -> Layout:
+def describe(config: dict[str, Any] | None = None, **changes: Any) -> Layout:
     """The layout of a server with sliding-window layers, from what an operator would call it."""
     of = {**BASE, **changes}
     components = split_attention(
-        num_kv_heads=of["num_kv_heads"],  # type: ignore[arg-type]
-        head_size=of["head_size"],  # type: ignore[arg-type]
-        block_size=of["block_size"],  # type: ignore[arg-type]
-        dtype=of["kv_dtype"],  # type: ignore[arg-type]
+        num_kv_heads=of["num_kv_heads"],
+        head_size=of["head_size"],
+        block_size=of["block_size"],
+        dtype=of["kv_dtype"],
     )
     return make_layout(
         [
             group(
                 components,
-                of["num_layers"],  # type: ignore[arg-type]
+                of["num_layers"],
                 kind="sliding_window",
-                window=of["window"],  # type: ignore[arg-type]
-                block_size=of["block_size"],  # type: ignore[arg-type]
+                window=of["window"],
+                block_size=of["block_size"],
             )
         ],
         identity=Identity(
-            tenant=of["tenant"],  # type: ignore[arg-type]
-            model=of["model"],  # type: ignore[arg-type]
-            weights=of["weights"],  # type: ignore[arg-type]
-            adapter=of["adapter"],  # type: ignore[arg-type]
-            config={**CONFIG, **(config or {})},  # type: ignore[arg-type]
+            tenant=of["tenant"],
+            model=of["model"],
+            weights=of["weights"],
+            adapter=of["adapter"],
+            config={**CONFIG, **(config or {})},
         ),
         hash_recipe=type(HASH)(
-            algorithm=of["algorithm"],  # type: ignore[arg-type]
-            seed=of["seed"],  # type: ignore[arg-type]
-            block_size=of["hash_block_size"],  # type: ignore[arg-type]
-            digest_nbytes=of["digest_nbytes"],  # type: ignore[arg-type]
+            algorithm=of["algorithm"],
+            seed=of["seed"],
+            block_size=of["hash_block_size"],
+            digest_nbytes=of["digest_nbytes"],
         ),
-        head_shards=of["head_shards"],  # type: ignore[arg-type]
-        context_shards=of["context_shards"],  # type: ignore[arg-type]
-        context_interleave=of["context_interleave"],  # type: ignore[arg-type]
-        layer_starts=of["layer_starts"],  # type: ignore[arg-type]
+        head_shards=of["head_shards"],
+        context_shards=of["context_shards"],
+        context_interleave=of["context_interleave"],
+        layer_starts=of["layer_starts"],
     )
 
 
@@ -186,12 +191,21 @@ def test_case_2_cache_dtypes_are_pairwise_different_namespaces() -> None:
 
 
 def test_case_3_deleting_one_of_two_rollout_namespaces_leaves_the_other() -> None:
-    """A bf16 and an fp8 server on one store: no key in common, and prefixes that part them."""
+    """A bf16 and an fp8 server on one store: no key in common; what one's prefix lists is all of
+    its own objects, and removing those takes nothing of the other's."""
+    store = open_store("memory://")
     names = [layout_namespace(describe(kv_dtype=d)) for d in ("bfloat16", "float8_e4m3fn")]
-    store = {namespace_prefix(name) + f"{i}" for name in names for i in range(3)}
-    left = {key for key in store if not key.startswith(namespace_prefix(names[0]))}
+    keys = [
+        [format_key(BlockKey(name, 1, Shard(), bytes([i]) * 32)) for i in range(3)]
+        for name in names
+    ]
+    for key in chain.from_iterable(keys):
+        assert store.put(key, b"data") == Code.OK
 
-    assert left == {namespace_prefix(names[1]) + f"{i}" for i in range(3)}
+    listed = list(store.list(namespace_prefix(names[0])))
+    assert sorted(listed) == keys[0]
+    assert store.remove(listed) == [Code.OK] * 3
+    assert sorted(store.list()) == keys[1]
 
 
 def test_case_4_other_weights_of_one_name_are_another_namespace_of_that_tenant_alone() -> None:

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from conformance import Memory
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -159,10 +159,5 @@ class FileStoreLives(RuleBasedStateMachine):
         assert int.from_bytes(usage.read_bytes(), "little") == held
 
 
-FileStoreLives.TestCase.settings = settings(
-    max_examples=40,
-    stateful_step_count=40,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
-)
+FileStoreLives.TestCase.settings = settings(max_examples=40, stateful_step_count=40)
 TestFileStoreLives = FileStoreLives.TestCase

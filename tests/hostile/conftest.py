@@ -1,3 +1,0 @@
-"""Loads the profile for hypothesis."""
-
-import search_effort  # noqa: F401

@@ -426,7 +426,7 @@ def checks() -> Suite:
     found("no checksums, but they are needed", made(optional=0, checksums=[0] * len(sizes)),
           "checksum_absent")  # fmt: skip
     found("another namespace, before groups are looked up",
-          model.Object(LAYOUTS["chunked"][1], 1, (0, 0, 0), block_hash).header,
+          model.Object(LAYOUTS["gqa"][1], 0, (0, 0, 0), block_hash).header,
           "wrong_fingerprint")  # fmt: skip
     found("groups that share no object", made(group_bitmap=1, directory=[(0, 0, 4, range(4))]),
           "wrong_groups")  # fmt: skip

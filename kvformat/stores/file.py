@@ -214,6 +214,8 @@ class FileStore:
         if isinstance(file, int):
             return file
         with self._lock:
+            if self._files is None:  # closed meanwhile: nothing would end this session
+                return Code.UNAVAILABLE
             self._reads.setdefault(key, file)
         return Code.OK
 

@@ -196,6 +196,24 @@ def test_nothing_stays_open(folder: Path) -> None:
     assert set(os.listdir("/proc/self/fd")) <= before
 
 
+def test_closing_under_a_start_leaves_nothing_open(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A get session whose start meets the store's close isn't opened, and holds no descriptor."""
+    assert store.put("key", b"data") == Code.OK
+    before = set(os.listdir("/proc/self/fd"))
+    lock = fcntl.flock
+
+    def late(fd: int, how: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", lock)
+        store.close()
+        lock(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    assert store.get_start(["key"]) == [Code.UNAVAILABLE]
+    assert set(os.listdir("/proc/self/fd")) < before
+
+
 def test_sessions_that_end_close_their_files(store: Store) -> None:
     """A thousand sessions, one after another, leave no descriptor behind."""
     before = len(os.listdir("/proc/self/fd"))

@@ -3,40 +3,21 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import pty
 import struct
 import subprocess
-import sys
 import termios
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import pytest
+from cli_runs import COMMAND, Outcome, Run
 from click.testing import CliRunner
 
 from kvformat.cli import main
 from kvformat.stores import Store, open_store
-
-COMMAND = [sys.executable, "-m", "kvformat.cli"]
-
-
-class Outcome(NamedTuple):
-    """What a run left behind."""
-
-    code: int
-    stdout: str
-    stderr: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.stdout)
-
-
-Run = Callable[..., Outcome]
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
+from cli_runs import Run
 from cli_stores import BLOCK_HASH, make_layout, make_object, put, put_blocks, put_manifest
-from conftest import Run
 
 from kvformat.fingerprint import content_fingerprint, fingerprint, manifest
 from kvformat.key import ManifestKey, Namespace, Shard, format_key, layout_namespace

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
+from cli_runs import Run
 from cli_stores import make_layout, put, put_manifest
-from conftest import Run
 
 from kvformat.fingerprint import content_fingerprint, fingerprint, manifest
 from kvformat.key import ManifestKey, format_key, layout_namespace, namespace_prefix

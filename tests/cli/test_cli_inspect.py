@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
+from cli_runs import Run
 from cli_stores import (
     BLOCK_HASH,
     WRITE_ID,
@@ -15,7 +16,6 @@ from cli_stores import (
     put,
     put_manifest,
 )
-from conftest import Run
 
 from kvformat.checksum import checksum
 from kvformat.fingerprint import fingerprint

@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterator
 
 import pytest
+from cli_runs import Run
 from cli_stores import block_hash, make_layout, make_object, put, put_blocks
-from conftest import Run
 
 from kvformat.errors import Reason, StoreUnavailableError
 from kvformat.fingerprint import content_fingerprint, fingerprint

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from cli_runs import COMMAND, Run
 from cli_stores import make_layout, make_object, put, put_blocks, put_manifest
-from conftest import COMMAND, Run
 
 import kvformat
 from kvformat.cli.render import printable

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from cli_runs import Run
 from cli_stores import block_hash, make_layout, make_object, put, put_blocks, put_manifest
-from conftest import Run
 
 from kvformat.key import layout_namespace, namespace_prefix
 from kvformat.stores import Code, Store

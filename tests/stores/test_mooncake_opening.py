@@ -267,6 +267,7 @@ def test_no_memory_in_the_store(client: Client, master: str) -> None:
     """A store without memory is refused with what lends it some."""
     client.answers["batch_put_session_start"] = [-200]
     error = refusal(f"mooncake://{master}")
+    assert error.reason is Reason.STORE_UNAVAILABLE
     assert "global_segment_size" in error.detail
     assert client.calls.count("batch_put_session_start") > 1
 

@@ -12,13 +12,10 @@ from pathlib import Path
 import pytest
 
 from kvformat.errors import Reason
+from tests.vectors import run
+from tests.vectors.adapter import CLASSES, OPERATIONS, answer
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT))
-
-from tests.vectors import run  # noqa: E402
-from tests.vectors.adapter import CLASSES, OPERATIONS, answer  # noqa: E402
-
 CASES = run.load()
 #: Codes of stores, peers and options: no rule of the format uses them.
 LIBRARY_CODES = ("store_", "handshake_", "transfer_", "config_")

@@ -16,7 +16,8 @@ from conformance import Memory, kill_a_writer
 
 from kvformat.stores import Code, open_store
 
-# Puts, gets and removes objects whose every byte follows from the key; ends with a line on faults.
+# Puts, gets and removes objects whose every byte follows from the key; ends with a line on faults,
+# and not before it has read some, however slow the machine.
 WORKER = """
 import hashlib, random, sys, time
 import numpy
@@ -28,7 +29,7 @@ store = open_store(uri)
 print("open", flush=True)
 deadline = time.monotonic() + seconds
 hits = 0
-while time.monotonic() < deadline:
+while time.monotonic() < deadline or hits <= 10:
     index = choose.randrange(40)
     key = f"mixed/{index % 4}/{index}"
     nbytes = 1000 + 37 * index
@@ -63,7 +64,6 @@ while time.monotonic() < deadline:
             assert store.get_end([key]) == [0]
             assert target.tobytes() == content
             hits += 1
-assert hits > 10, hits
 store.close()
 """
 

@@ -9,6 +9,8 @@ SHELL := /bin/bash
 
 VLLM_VERSION ?= 0.32.0
 STORE ?= file
+# A new folder for the demo's models, store and logs, which otherwise go when it ends.
+KEEP ?=
 PYTEST ?=
 # vLLM for CPU needs the CPU build of PyTorch, which PyPI doesn't carry. Where pip isn't set up to
 # find it, give the index that pytorch.org names for "Compute Platform: CPU".
@@ -43,6 +45,7 @@ endef
 help:
 	@echo 'make demo                  real vLLM on CPU, cold then warm, from a file store'
 	@echo 'make demo STORE=mooncake   the same through a real Mooncake pool on loopback'
+	@echo 'make demo KEEP=FOLDER      and keep models, store and logs, to look into and to serve'
 	@echo 'make test                  linter, type checker, every test'
 	@echo 'make bench                 the benchmarks, as JSON'
 	@echo 'make lint                  ruff and mypy alone'
@@ -77,7 +80,7 @@ $(VENV)/.node: $(VENV)/.base $(addsuffix /package-lock.json,$(INTEROP))
 
 demo: $(VENV)/.engine
 	$(call say,Running the demo on the $(STORE) store)
-	@STORE=$(STORE) $(BIN)/python -m kvformat_connector.demo
+	@STORE='$(STORE)' KEEP='$(KEEP)' $(BIN)/python -m kvformat_connector.demo
 
 lint: $(VENV)/.base
 	$(call say,Linting and type checking)

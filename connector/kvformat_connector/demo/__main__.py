@@ -1,7 +1,8 @@
 """``python -m kvformat_connector.demo``: the main job on real input, and what guards it.
 
-``STORE=file`` (the default) or ``STORE=mooncake`` in the environment picks the store. The exit
-status is 0 exactly if everything that is shown holds.
+``STORE=file`` (the default) or ``STORE=mooncake`` in the environment picks the store, and
+``KEEP=FOLDER`` a new folder for models, file store and logs, which otherwise go when the demo ends.
+The exit status is 0 exactly if everything that is shown holds.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
@@ -19,15 +22,35 @@ from kvformat_connector.demo.scenes import Stage, cold_and_warm, damaged_object,
 from kvformat_connector.demo.storage import demo_store
 
 
+@contextmanager
+def demo_folder(keep: str, kind: str) -> Iterator[Path]:
+    """An empty folder, kept if ``keep`` names one; SystemExit says why it can't be that one."""
+    if not keep:
+        with tempfile.TemporaryDirectory(prefix="kvformat-demo-") as folder:
+            yield Path(folder)
+        return
+    if kind == "mooncake":
+        raise SystemExit("KEEP needs STORE=file: a Mooncake store goes with its processes")
+    root = Path(keep).expanduser().resolve()
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        used = any(root.iterdir())
+    except OSError as error:
+        raise SystemExit(f"KEEP={keep} can't be used: {error}") from None
+    if used:
+        raise SystemExit(f"KEEP={keep} isn't empty; the cold engine needs an empty store")
+    yield root
+
+
 def main() -> int:
     """Play all scenes; answers the exit status."""
     started = time.monotonic()
     console = Console()
     kind = os.environ.get("STORE", "file") or "file"
-    with console.status("Importing vLLM (about ten seconds)"):
-        import_vllm()
-    with tempfile.TemporaryDirectory(prefix="kvformat-demo-") as folder:
-        root = Path(folder)
+    keep = os.environ.get("KEEP", "")
+    with demo_folder(keep, kind) as root:
+        with console.status("Importing vLLM (about ten seconds)"):
+            import_vllm()
         with demo_store(kind, root) as uri:
             stage = Stage(root, uri, console)
             console.rule("[bold]1. Cold and warm")
@@ -42,6 +65,9 @@ def main() -> int:
         f"{len(stage.checks) - len(failed)} of {len(stage.checks)} statements hold "
         f"({kind} store, {time.monotonic() - started:.0f} s)."
     )
+    if keep:
+        command = Path(sys.executable).parent / "kvformat"
+        print(f"Kept in {root}. Look into it:\n  {command} ls {uri}")
     return 1 if failed else 0
 
 

@@ -32,7 +32,6 @@ from kvformat.key import (
 from kvformat.layout import Layout
 from kvformat.stores import Code, Store, open_store
 from kvformat.stores.arguments import address_of
-from kvformat.stores.uri import parse_store_uri
 
 #: Objects are read in pieces of this size, so that a large one never lies in memory as a whole.
 PIECE_NBYTES: Final = 1 << 20
@@ -133,15 +132,9 @@ class StoredBytes:
 @contextmanager
 def open_reader(uri: str) -> Iterator[StoreReader]:
     """A store, opened for reading. Raises ``ConfigError`` or ``StoreUnavailableError``."""
-    parsed = parse_store_uri(uri)
-    # The file store makes the folder it is given. Who only asks must not leave one behind, or get
-    # an empty list for a mistyped path.
-    if parsed.scheme == "file" and parsed.path and not os.path.isdir(parsed.path):
-        raise StoreUnavailableError(
-            Reason.STORE_UNAVAILABLE, f"option store: there is no folder {parsed.path!r}"
-        )
     try:
-        store = open_store(uri)
+        # Who only asks leaves nothing behind, and gets no empty list for a mistyped path.
+        store = open_store(uri, readonly=True)
     except KVFormatError:
         raise
     except Exception as error:  # a store is someone else's code, and may need what isn't here

@@ -1,7 +1,10 @@
 """``file:///folder``: objects as files in a folder that any number of processes share.
 
 Options: ``max_nbytes`` caps the bytes of all objects, those being written included (``100GiB``);
-above it the objects used least recently are evicted. Without it nothing is.
+above it the objects used least recently are evicted. Without it nothing is. An object is used when
+it is read, and when it is put again. With ``readonly=true`` nothing in the folder is changed, not
+even which objects were used last; it must exist, and every call that would write answers
+``UNAVAILABLE``.
 
 An object is written to a file of its own and gets its name by a hard link when it is committed,
 so it appears whole or not at all, wherever its writer is killed. Of two writers of one key the
@@ -21,6 +24,7 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from typing import ClassVar
 
 from kvformat.errors import ConfigError, Reason, StoreUnavailableError
 from kvformat.stores.arguments import (
@@ -31,10 +35,15 @@ from kvformat.stores.arguments import (
     is_key,
     same_length,
 )
-from kvformat.stores.file_objects import ObjectFiles, ReadFile, WriteFile
+from kvformat.stores.file_objects import ObjectFiles, ReadFile, ReadOnlyFiles, WriteFile
 from kvformat.stores.file_ranges import move_pieces, move_ranges
 from kvformat.stores.protocol import Code
-from kvformat.stores.uri import parse_nbytes, parse_store_uri, refuse_unknown_options
+from kvformat.stores.uri import (
+    parse_flag,
+    parse_nbytes,
+    parse_store_uri,
+    refuse_unknown_options,
+)
 
 _CODES = {
     errno.ENOENT: Code.NOT_FOUND,
@@ -63,9 +72,11 @@ def _code_of(error: OSError) -> int:
 class FileStore:
     """A store in a folder. Its methods may be called from any thread."""
 
+    options: ClassVar[tuple[str, ...]] = ("max_nbytes", "readonly")
+
     def __init__(self, uri: str) -> None:
         parsed = parse_store_uri(uri)
-        refuse_unknown_options(parsed, ("max_nbytes",))
+        refuse_unknown_options(parsed, self.options)
         if parsed.authority or len(parsed.path) < 2 or "\0" in parsed.path:
             raise ConfigError(
                 Reason.CONFIG_VALUE,
@@ -77,13 +88,20 @@ class FileStore:
             raise ConfigError(
                 Reason.CONFIG_VALUE, f"option max_nbytes: expected above zero, found {cap!r}"
             )
+        is_readonly = parse_flag("readonly", parsed.options.get("readonly", "false"))
         self.uri = uri
+        self._files: ReadOnlyFiles | None  # None when closed
+        self._writable: ObjectFiles | None = None  # the same files, if they may be changed
         try:
-            self._files: ObjectFiles | None = ObjectFiles(parsed.path, max_nbytes)
+            if is_readonly:
+                self._files = ReadOnlyFiles(parsed.path)
+            else:
+                self._files = self._writable = ObjectFiles(parsed.path, max_nbytes)
         except OSError as error:
             raise StoreUnavailableError(
                 Reason.STORE_UNAVAILABLE,
-                f"option store: folder {parsed.path!r} can't be used: {error}",
+                f"option store: folder {parsed.path!r} can't be used: {error}"
+                + ("" if is_readonly else " (option readonly=true only reads)"),
             ) from error
         self._starting = threading.Lock()  # one put_start or close at a time
         self._lock = threading.Lock()  # the sessions; never held during I/O
@@ -98,7 +116,7 @@ class FileStore:
         if not same_length(keys, nbytes):
             return [Code.INVALID] * len(keys)
         with self._starting:
-            files = self._files
+            files = self._writable
             if files is None:
                 return [Code.UNAVAILABLE] * len(keys)
             codes: list[int] = []
@@ -108,7 +126,10 @@ class FileStore:
                 codes.append(Code.EXISTS if busy else self._check_new(key, size))
                 if codes[index] == Code.OK:
                     new[key] = index
-            opened = files.open_new([nbytes[index] for index in new.values()])
+            try:
+                opened = files.open_new([nbytes[index] for index in new.values()])
+            except OSError as error:  # the lock on the count can't be had
+                opened = [error] * len(new)
             with self._lock:
                 for (key, index), file in zip(new.items(), opened, strict=True):
                     if isinstance(file, OSError):
@@ -131,7 +152,7 @@ class FileStore:
         sizes: Sequence[Sequence[int]],
         offsets: Sequence[Sequence[int]],
     ) -> list[int]:
-        if self._files is None:
+        if self._writable is None:
             return [Code.UNAVAILABLE] * len(keys)
         if not same_length(keys, addresses, sizes, offsets):
             return [Code.INVALID] * len(keys)
@@ -168,7 +189,7 @@ class FileStore:
         return total
 
     def put_commit(self, keys: Sequence[str]) -> list[int]:
-        files = self._files
+        files = self._writable
         if files is None:
             return [Code.UNAVAILABLE] * len(keys)
         return [self._put_commit(files, key) for key in keys]
@@ -190,7 +211,7 @@ class FileStore:
         return Code.OK
 
     def put_revoke(self, keys: Sequence[str]) -> list[int]:
-        files = self._files
+        files = self._writable
         if files is None:
             return [Code.UNAVAILABLE] * len(keys)
         with self._lock:
@@ -207,7 +228,7 @@ class FileStore:
             return [Code.UNAVAILABLE] * len(keys)
         return [self._get_start(files, key) for key in keys]
 
-    def _get_start(self, files: ObjectFiles, key: str) -> int:
+    def _get_start(self, files: ReadOnlyFiles, key: str) -> int:
         if key in self._reads:
             return Code.OK  # nothing runs out here, so there is nothing to renew
         file = self._open(files, key)
@@ -261,7 +282,7 @@ class FileStore:
     def put(self, key: str, data: bytes | bytearray | memoryview) -> int:
         view = memoryview(data)
         if not view.nbytes:
-            return Code.INVALID if self._files else Code.UNAVAILABLE
+            return Code.INVALID if self._writable else Code.UNAVAILABLE
         return self.put_objects([key], [[address_of(view)]], [[view.nbytes]])[0]
 
     def get(self, key: str) -> bytes | None:
@@ -269,12 +290,12 @@ class FileStore:
         file = Code.UNAVAILABLE if files is None else self._open(files, key)
         if isinstance(file, int):
             return None
-        data = bytearray(file.nbytes)
         try:
+            data = bytearray(file.nbytes)
             move_pieces(os.preadv, file.fd, [address_of(data)], [file.nbytes])
-        except OSError:
+            return bytes(data)
+        except (OSError, MemoryError):  # a file of any size can lie in the folder
             return None
-        return bytes(data)
 
     def put_objects(
         self,
@@ -282,7 +303,7 @@ class FileStore:
         addresses: Sequence[Sequence[int]],
         sizes: Sequence[Sequence[int]],
     ) -> list[int]:
-        files = self._files
+        files = self._writable
         if files is None:
             return [Code.UNAVAILABLE] * len(keys)
         if not same_length(keys, addresses, sizes):
@@ -297,6 +318,8 @@ class FileStore:
     ) -> int:
         total = check_pieces(addresses, sizes)
         code = self._check_new(key, total)
+        if code == Code.EXISTS:
+            self._open(files, key)  # put again is used again
         if code != Code.OK:
             return code
         try:
@@ -330,7 +353,7 @@ class FileStore:
         ]
 
     def _get_object(
-        self, files: ObjectFiles, key: str, addresses: Sequence[int], sizes: Sequence[int]
+        self, files: ReadOnlyFiles, key: str, addresses: Sequence[int], sizes: Sequence[int]
     ) -> int:
         total = check_pieces(addresses, sizes)
         if total < 1:
@@ -346,7 +369,7 @@ class FileStore:
             return _code_of(error)
         return total
 
-    def _open(self, files: ObjectFiles, key: str) -> ReadFile | int:
+    def _open(self, files: ReadOnlyFiles, key: str) -> ReadFile | int:
         if not is_key(key):
             return Code.INVALID
         try:
@@ -366,7 +389,7 @@ class FileStore:
             return _code_of(error)
 
     def remove(self, keys: Sequence[str]) -> list[int]:
-        files = self._files
+        files = self._writable
         if files is None:
             return [Code.UNAVAILABLE] * len(keys)
         valid = [key for key in keys if is_key(key)]
@@ -395,7 +418,7 @@ class FileStore:
 
     def close(self) -> None:
         with self._starting:
-            files, self._files = self._files, None
+            files, self._files, self._writable = self._writable, None, None
             with self._lock:
                 writes = list(self._writes.values())
                 self._writes.clear()

@@ -10,6 +10,8 @@ import os
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
+from kvformat.stores.file_paths import is_directory_name
+
 T = TypeVar("T")
 
 _DIRECTORY = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -66,9 +68,11 @@ class Folder:
         raise OSError(errno.ENOENT, f"directories of {path!r} keep vanishing")
 
     def files(self, directory: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
-        """Each regular file below ``directory`` with its path; hidden names are passed over.
+        """Each regular file below ``directory`` with its path.
 
-        A directory entry can be asked for its stat until the next one is taken.
+        Hidden names are passed over, and directories on no key's path: a file system keeps some
+        that only its owner may open (``lost+found``). An entry can be asked for its stat until the
+        next one is taken.
         """
         waiting = [directory]
         while waiting:
@@ -84,7 +88,8 @@ class Folder:
                         if entry.name.startswith("."):
                             continue
                         if entry.is_dir(follow_symlinks=False):
-                            waiting.append(path)
+                            if is_directory_name(entry.name):
+                                waiting.append(path)
                         elif entry.is_file(follow_symlinks=False):
                             yield path, entry
             finally:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -56,24 +57,20 @@ class WriteFile(ReadFile):
         self.num_writing = 0  #: range calls in progress
 
 
-class ObjectFiles:
-    """The files of one folder. Errors are ``OSError``; the caller translates them."""
+class ReadOnlyFiles:
+    """The objects of a folder in which nothing is ever changed.
 
-    def __init__(self, path: str, max_nbytes: int | None) -> None:
-        os.makedirs(os.path.join(path, _WRITING), exist_ok=True)
-        self._max_nbytes = max_nbytes
+    Errors are ``OSError``; the caller translates them. What isn't a regular file isn't there.
+    """
+
+    def __init__(self, path: str) -> None:
         self._root = Folder(path)
-        self._writing = Folder(os.path.join(path, _WRITING))
-        self._usage = Usage(_USAGE, self._root.fd)
-        with self._usage.locked():
-            if not self._usage.is_counted():
-                self._usage.write(self._scan()[0])
-            self._remove_orphans()
-            self._check_links()
 
     def stat(self, key: str) -> os.stat_result:
         """What the file system says of a committed object."""
-        return self._root.stat(format_path(key))
+        found = self._root.stat(format_path(key))
+        _check_regular(found, key)
+        return found
 
     def keys(self, prefix: str) -> Iterator[str]:
         """The committed keys that start with ``prefix``."""
@@ -83,27 +80,50 @@ class ObjectFiles:
                 yield key
 
     def open_object(self, key: str) -> ReadFile:
-        """Open a committed object for reading and mark it as used now."""
-        fd = self._root.open(format_path(key), os.O_RDONLY)
+        """Open a committed object for reading."""
+        try:
+            return self._open_object(key, os.O_NOATIME)
+        except PermissionError:  # only a file's owner may read it without a trace
+            return self._open_object(key, 0)
+
+    def _open_object(self, key: str, flags: int) -> ReadFile:
+        fd, found = _open_regular(self._root, format_path(key), flags)
+        file = ReadFile(fd, found.st_size)
         try:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            found = os.fstat(fd)
         except BlockingIOError:
-            os.close(fd)
             raise FileNotFoundError(errno.ENOENT, "being removed", key) from None
-        except OSError:
-            os.close(fd)
-            raise
-        if not found.st_nlink:  # removed between open and lock
-            os.close(fd)
+        if not os.fstat(fd).st_nlink:  # removed between open and lock
             raise FileNotFoundError(errno.ENOENT, "removed", key)
+        return file
+
+
+class ObjectFiles(ReadOnlyFiles):
+    """The files of a folder, some of them being written."""
+
+    def __init__(self, path: str, max_nbytes: int | None) -> None:
+        os.makedirs(os.path.join(path, _WRITING), exist_ok=True)
+        super().__init__(path)
+        self._max_nbytes = max_nbytes
+        self._writing = Folder(os.path.join(path, _WRITING))
+        self._usage = Usage(_USAGE, self._root.fd)
+        with self._usage.locked():
+            if not self._usage.is_counted():
+                self._usage.write(self._scan()[0])
+            self._remove_orphans()
+            self._check_links()
+
+    def open_object(self, key: str) -> ReadFile:
+        """Open a committed object for reading and mark it as used now."""
+        file = self._open_object(key, 0)
+        found = os.fstat(file.fd)
         # Eviction goes by the access time. It's set here because many file systems are mounted so
         # that reading doesn't, and not at each read of a busy object, because it's written to disk.
         now = time.time_ns()
         if abs(now - found.st_atime_ns) > _USE_RESOLUTION_NS:
             with suppress(PermissionError):  # a reader that isn't the file's owner
-                os.utime(fd, ns=(now, found.st_mtime_ns))
-        return ReadFile(fd, found.st_size)
+                os.utime(file.fd, ns=(now, found.st_mtime_ns))
+        return file
 
     def open_new(self, sizes: list[int]) -> list[WriteFile | OSError]:
         """Open a new file per size, in one go. Each takes its bytes from the cap at once."""
@@ -173,7 +193,7 @@ class ObjectFiles:
 
     def _unlink_unused(self, folder: Folder, path: str) -> int:
         """Remove a file that no one uses; the bytes that this gave back."""
-        fd = folder.open(path, os.O_RDONLY)
+        fd, _ = _open_regular(folder, path)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             found = os.fstat(fd)
@@ -241,3 +261,26 @@ class ObjectFiles:
                 else:
                     objects.append((found.st_atime_ns, path))
         return used, objects
+
+
+def _open_regular(folder: Folder, path: str, flags: int = 0) -> tuple[int, os.stat_result]:
+    """Open a regular file for reading. Raises ``FileNotFoundError`` for any other."""
+    try:
+        # A FIFO that nobody writes to must not hold the caller; files take no notice of the flag.
+        fd = folder.open(path, os.O_RDONLY | os.O_NONBLOCK | flags)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):  # a symbolic link, a socket
+            raise FileNotFoundError(errno.ENOENT, "not a regular file", path) from None
+        raise
+    found = os.fstat(fd)
+    try:
+        _check_regular(found, path)
+    except FileNotFoundError:
+        os.close(fd)
+        raise
+    return fd, found
+
+
+def _check_regular(found: os.stat_result, name: str) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        raise FileNotFoundError(errno.ENOENT, "not a regular file", name)

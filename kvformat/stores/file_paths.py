@@ -27,6 +27,7 @@ MAX_DEPTH = 16
 SUFFIX = "+kv"
 
 _UNSAFE = re.compile(rb"[^A-Za-z0-9_.~-]|^\.")
+_DIRECTORY = re.compile(r"(?!\.)\+?[A-Za-z0-9_.~%-]+")
 
 
 def format_path(key: str) -> str:
@@ -49,9 +50,14 @@ def parse_path(path: str) -> str | None:
     parts = path.removesuffix(SUFFIX).replace("/+", "").split("/")
     try:
         key = "/".join("" if part == "%" else unquote_to_bytes(part).decode() for part in parts)
-    except UnicodeDecodeError:
+    except UnicodeError:  # also of a file name that is no UTF-8
         return None
     return key if format_path(key) == path else None
+
+
+def is_directory_name(name: str) -> bool:
+    """Whether a directory of this name can be on the path of a key."""
+    return _DIRECTORY.fullmatch(name) is not None
 
 
 def _cut(key: str) -> tuple[str, str, str]:

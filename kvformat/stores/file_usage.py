@@ -68,7 +68,9 @@ class Usage:
 
     def write(self, nbytes: int) -> None:
         """Set the count."""
-        os.pwrite(self._fd, max(nbytes, 0).to_bytes(_NBYTES, "little"), 0)
+        # Sparse files can have more bytes together than the count can tell.
+        nbytes = min(max(nbytes, 0), 2 ** (8 * _NBYTES) - 1)
+        os.pwrite(self._fd, nbytes.to_bytes(_NBYTES, "little"), 0)
 
     def add(self, nbytes: int) -> None:
         """Count bytes in, or out if negative."""

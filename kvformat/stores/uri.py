@@ -76,6 +76,15 @@ def parse_nbytes(option: str, text: str) -> int:
     return int(number) << (10 * " KMGT".index((unit or " ").upper()))
 
 
+def parse_flag(option: str, text: str) -> bool:
+    """``true`` or ``false``. Raises ``ConfigError`` naming ``option`` for anything else."""
+    if text not in ("true", "false"):
+        raise ConfigError(
+            Reason.CONFIG_VALUE, f"option {option}: expected true or false, found {text!r}"
+        )
+    return text == "true"
+
+
 def parse_whole_number(option: str, text: str) -> int:
     """A number of at least 1. Raises ``ConfigError`` naming ``option`` for anything else."""
     if not re.fullmatch(r"[0-9]{1,18}", text) or int(text) == 0:

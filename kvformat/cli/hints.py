@@ -28,7 +28,7 @@ _HINTS: Final = (
     (r"groups\[\d+\]\.block_size", "Other block sizes: start both servers with the same one."),
     (r".*\.dtype", "KV is held in different dtypes: compare dtype and KV cache dtype of both."),
     (
-        r".*\.(axes|sizes|nbytes|component_order)",
+        r".*\.(axes|sizes|component_order)",
         "KV blocks have other shapes or orders: compare block size, KV cache layout and model.",
     ),
     (

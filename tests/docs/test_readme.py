@@ -1,4 +1,4 @@
-"""The README's library example runs as it stands, and its checks are real."""
+"""What the README shows works: the library example, and each command about a pool."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 import kvformat
+from kvformat.cli import main
+from kvformat.stores import open_store
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 
@@ -34,3 +37,25 @@ def test_library_example_would_notice_a_flipped_byte() -> None:
     with pytest.raises(kvformat.ChecksumMismatchError) as caught:
         exec(compile(spoiled, str(README), "exec"), {})
     assert caught.value.reason is kvformat.Reason.CHECKSUM_MISMATCH
+
+
+def test_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every ``kvformat`` line, on a pool that holds what the library example stores, finds nothing
+    wrong; ``diff`` says that two layouts differ."""
+    names: dict[str, Any] = {}
+    uri = f"file://{tmp_path}/kv"
+    exec(compile(example().replace("memory://example", uri), str(README), "exec"), names)
+    layout, key = names["layout"], names["key"]
+    manifest_key = kvformat.format_key(kvformat.ManifestKey(names["namespace"]))
+    open_store(uri).put(manifest_key, kvformat.manifest(layout))
+    monkeypatch.chdir(tmp_path)
+    Path("a.json").write_bytes(kvformat.manifest(layout))
+    Path("b.json").write_bytes(kvformat.manifest(layout).replace(b"3f9c1e", b"3f9c1f"))
+
+    lines = re.findall(r"^kvformat (.*?)(?: +#.*)?$", README.read_text(), re.MULTILINE)
+    assert {line.split()[0] for line in lines} == set(main.commands)
+    for line in lines:
+        words = [{"KEY": key, "file:///var/cache/kv": uri}.get(w, w) for w in line.split()]
+        result = CliRunner().invoke(main, words)
+        assert (result.exit_code, result.stderr) == (int(words[0] == "diff"), ""), line
+        assert result.stdout

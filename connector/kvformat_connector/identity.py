@@ -1,17 +1,21 @@
 """Which weights an engine serves: the part of the identity that no name can carry.
 
 A hub snapshot is known by its commit. Anything else is known by a digest of its files: the
-configuration and weight index whole, of each weight file the name, size, safetensors header and a
-few pages. That reads a few megabytes of any checkpoint, and every byte that it reads is the same on
-every node, whatever the path.
+configuration and weight index whole, of each weight file the name, size and a few pages, and
+something of every tensor, because a merge or an edit may change a single one: the middle of each in
+a safetensors file, the checksums that a torch archive keeps. That reads some megabytes of any
+checkpoint, and every byte that it reads is the same on every node, whatever the path.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
-from collections.abc import Iterable
+import zipfile
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -29,6 +33,7 @@ _WHOLE_FILES: Final = (
 _PAGE_NBYTES: Final = 4096
 _PAGES_PER_FILE: Final = 16
 _MAX_HEADER_NBYTES: Final = 64 << 20
+_TENSOR_SAMPLE_NBYTES: Final = 1024
 
 
 def weights_identity(
@@ -136,7 +141,9 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _samples(file: Path) -> Iterable[bytes]:
-    """Size, safetensors header and evenly spread pages of a weight file."""
+    """Size, header or archive directory, tensors, and evenly spread pages of a weight file."""
+    with suppress(zipfile.BadZipFile):  # not an archive
+        yield from _archive_checksums(file)
     with file.open("rb", buffering=0) as stream:
         descriptor = stream.fileno()
         nbytes = os.fstat(descriptor).st_size
@@ -146,12 +153,37 @@ def _samples(file: Path) -> Iterable[bytes]:
             header_nbytes = int.from_bytes(os.pread(descriptor, 8, 0), "little")
             if header_nbytes <= min(nbytes - 8, _MAX_HEADER_NBYTES):
                 start = 8 + header_nbytes
-                yield os.pread(descriptor, header_nbytes, 8)
+                header = os.pread(descriptor, header_nbytes, 8)
+                yield header
+                for first, last in _tensor_offsets(header):
+                    sample = min(_TENSOR_SAMPLE_NBYTES, last - first)
+                    yield os.pread(descriptor, sample, start + (first + last - sample) // 2)
         last = max(start, nbytes - _PAGE_NBYTES)
         for index in range(_PAGES_PER_FILE):
             # First and last page are always among them: trailers and last tensors move first.
             offset = start + (last - start) * index // (_PAGES_PER_FILE - 1)
             yield os.pread(descriptor, _PAGE_NBYTES, offset)
+
+
+def _tensor_offsets(header: bytes) -> list[tuple[int, int]]:
+    """Start and end of each tensor behind a safetensors header; none where it isn't one."""
+    try:
+        tensors = json.loads(header)
+        return sorted(
+            (int(first), int(last))
+            for name, tensor in tensors.items()
+            if name != "__metadata__"
+            for first, last in [tensor["data_offsets"]]
+            if 0 <= first <= last
+        )
+    except (ValueError, TypeError, AttributeError, KeyError):
+        return []
+
+
+def _archive_checksums(file: Path) -> Iterator[bytes]:
+    with zipfile.ZipFile(file) as archive:
+        for entry in archive.infolist():
+            yield f"{entry.filename} {entry.file_size} {entry.CRC:08x}".encode()
 
 
 def _add(digest: hashlib._Hash, parts: Iterable[bytes]) -> None:

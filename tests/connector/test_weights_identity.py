@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -81,6 +82,58 @@ def test_a_fine_tune_that_changes_every_weight_a_little_is_another_checkpoint(
     data[start:] = bytes(byte ^ 1 for byte in data[start:])
     path.write_bytes(data)
     assert weights_identity(str(folder)) != before
+
+
+@pytest.mark.parametrize("changed", range(40))
+def test_one_changed_tensor_is_another_checkpoint(tmp_path: Path, changed: int) -> None:
+    """Case 4: a merge that touched one tensor of many, wherever it lies, and nothing else."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    path = folder / "model.safetensors"
+    sizes = [2_000_000 if index % 2 else 1_000 for index in range(40)]
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    start = 0
+    for index, nbytes in enumerate(sizes):
+        offsets = [start, start + nbytes]
+        header[f"t{index}"] = {"dtype": "U8", "shape": [nbytes], "data_offsets": offsets}
+        start += nbytes
+    text = json.dumps(header).encode()
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + start)
+    before = weights_identity(str(folder))
+    with path.open("r+b") as file:
+        file.seek(8 + len(text) + sum(sizes[:changed]))
+        file.write(b"\1" * sizes[changed])
+    assert weights_identity(str(folder)) != before
+
+
+@pytest.mark.parametrize("changed", [0, 77, 150, 299])
+def test_one_changed_tensor_of_an_archive_is_another_checkpoint(
+    tmp_path: Path, changed: int
+) -> None:
+    """The same for the archives that torch writes, which keep a checksum of each tensor."""
+    found = []
+    for name in ("before", "after"):
+        folder = tmp_path / name / "model"
+        folder.mkdir(parents=True)
+        with zipfile.ZipFile(folder / "model.bin", "w") as archive:
+            for index in range(300):
+                fill = b"\1" if name == "after" and index == changed else b"\0"
+                archive.writestr(zipfile.ZipInfo(f"archive/data/{index}"), fill * 3_000)
+        found.append(weights_identity(str(folder)))
+    assert found[0] != found[1]
+
+
+def test_a_header_that_lies_is_still_identified(tmp_path: Path) -> None:
+    """Offsets that are no offsets, or lie outside the file, stop nothing."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for header in ('{"a": {"data_offsets": ["x", null]}}', '{"a": 1}', "[1]", "{",
+                   '{"a": {"data_offsets": [0, 999999999999]}}'):  # fmt: skip
+        data = len(header).to_bytes(8, "little") + header.encode() + b"payload"
+        (folder / "model.safetensors").write_bytes(data)
+        assert weights_identity(str(folder)).startswith("digest:")
 
 
 def test_a_hub_snapshot_is_its_commit(tmp_path: Path) -> None:

@@ -15,9 +15,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, built from the source distribution alone, as an index's users may have to."""
     folder = tmp_path_factory.mktemp("wheel")
     subprocess.run(
-        [sys.executable, "-m", "build", "--wheel", "--outdir", str(folder), str(ROOT)],
+        [sys.executable, "-m", "build", "--outdir", str(folder), str(ROOT)],
         check=True,
         capture_output=True,
     )

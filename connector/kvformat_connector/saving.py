@@ -48,9 +48,9 @@ class SaveStep:
             self._checksums.append(np.zeros((len(row_list), num_ranges), np.uint64))
             self._written.append(np.zeros(num_ranges, bool))
 
-    def start(self, before: Callable[[], object]) -> None:
-        """Open the objects. ``before`` runs first, where anything is to be written at all."""
-        self._lane.submit(self._guarded, self._open_objects, before)
+    def start(self) -> None:
+        """Open the objects."""
+        self._lane.submit(self._guarded, self._open_objects)
 
     def put(self, address: LayerAddress) -> None:
         """Write one layer, now that the engine has computed it."""
@@ -74,13 +74,11 @@ class SaveStep:
             for rows in self._rows:
                 rows.live[:] = False
 
-    def _open_objects(self, before: Callable[[], object]) -> None:
+    def _open_objects(self) -> None:
         for rows in self._rows:
             nbytes = [rows.template.object_map.nbytes] * len(rows)
             codes = self._sessions.open(rows.keys, nbytes)
             self._drop(rows, {row: code for row, code in enumerate(codes) if code != Code.OK})
-        if any(len(rows.live_rows) for rows in self._rows):
-            before()
 
     def _write_layer(self, address: LayerAddress, mark: object) -> None:
         if self._sessions.are_too_old:

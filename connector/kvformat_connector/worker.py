@@ -22,7 +22,9 @@ from kvformat_connector.transfer import Lane
 
 logger = logging.getLogger(__name__)
 
-#: A store may evict a manifest like any object, so it is offered again from time to time.
+#: A store may evict a manifest like any object, so it is offered again from time to time while the
+#: namespace is in use, for loads as well as for saves: a store that counts a put as a use, as the
+#: file store does, then keeps it as long as the objects it explains.
 _MANIFEST_EVERY_S: Final = 60.0
 
 
@@ -88,11 +90,15 @@ class Worker:
             # garbage as computed.
             self._counters.add("save.held", sum(len(blocks.block_hashes) for _, blocks in saves))
             saves = []
+        loads = wanted_blocks(plan.requests, "loads")
+        if (loads or saves) and self._clock() >= self._manifest_due_at:
+            self._manifest_due_at = self._clock() + _MANIFEST_EVERY_S
+            self._save_lane.submit(self._rank.publish_manifest)
         if saves:
             rows = make_rows(self._rank.puts, saves, distinct=True)
             self._saves = SaveStep(self._rank, rows, self._save_lane)
-            self._saves.start(self._publish_manifest)
-        if loads := wanted_blocks(plan.requests, "loads"):
+            self._saves.start()
+        if loads:
             rows = make_rows(self._rank.gets, loads, distinct=False)
             self._loads = LoadStep(
                 self._rank, rows, self._load_lane, self._options.layerwise_prefetch_layers
@@ -156,9 +162,3 @@ class Worker:
             for step in self._plan.requests
             if not outcome.block_ids.isdisjoint(step.shared_block_ids)
         }
-
-    def _publish_manifest(self) -> None:
-        assert self._rank is not None
-        if self._clock() >= self._manifest_due_at:
-            self._rank.publish_manifest()
-            self._manifest_due_at = self._clock() + _MANIFEST_EVERY_S

@@ -22,6 +22,7 @@ from kvformat.key import (
     parse_key,
 )
 from kvformat.objectmap import object_maps
+from kvformat.stores.memory import MemoryStore
 from kvformat.stores.protocol import Code
 
 
@@ -127,6 +128,20 @@ def test_stored_objects_are_what_the_format_says(store: FaultyStore) -> None:
             check_range(header, index, piece)
         write_ids.add(header.write_id)
     assert len(write_ids) == len(hashes)
+
+
+@pytest.mark.parametrize("num_tokens", [27, 24], ids=["nothing to save", "a block to save again"])
+def test_a_namespace_in_use_stays_explained(num_tokens: int) -> None:
+    """A manifest that a store evicted comes back with a server that finds all its objects there."""
+    uri = f"memory://explained-{num_tokens}"
+    observer = MemoryStore(uri)
+    SimulatedEngine(FaultyStore(uri)).serve(Request("c", TOKENS))
+    engine = SimulatedEngine(FaultyStore(uri))
+    key = format_key(ManifestKey(engine.namespace))
+    assert observer.remove([key]) == [Code.OK]
+    assert engine.serve(Request("w", TOKENS[:num_tokens])).num_hit_tokens > 0
+    engine.worker.close()  # which ends what was begun
+    assert observer.exists([key]) == [1]
 
 
 def test_two_requests_of_one_step_write_and_read_one_object(

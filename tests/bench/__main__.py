@@ -50,7 +50,8 @@ def main() -> int:
     benches = sorted(Path(__file__).parent.glob("bench_*.py"))
     if wanted := sys.argv[1:]:
         benches = [b for b in benches if b.stem.removeprefix("bench_") in wanted]
-    console = Console(stderr=True)
+    # A log has no width of its own; rows that fold there can't be read.
+    console = Console(stderr=True, width=None if sys.stderr.isatty() else 160)
     documents = []
     for bench in benches:
         console.print(f"running {bench.name}", style="dim")

@@ -37,7 +37,7 @@ from kvformat.fingerprint import (
     parse_layout,
     parse_manifest,
 )
-from kvformat.header import ObjectHeader, decode_header, encode_header, new_header
+from kvformat.header import GroupSpan, ObjectHeader, decode_header, encode_header, new_header
 from kvformat.key import (
     BlockKey,
     ManifestKey,
@@ -60,22 +60,36 @@ from kvformat.layout import (
     ShardGrid,
     component,
 )
-from kvformat.objectmap import ObjectMap, object_maps
+from kvformat.objectmap import ComponentRange, LayerRange, ObjectMap, object_maps
 from kvformat.placement import ComponentPlacement, LayerPlacement, Placement, Region
-from kvformat.plan import Limits, RangeTemplate, plan_get, plan_put, plan_transfer
+from kvformat.plan import (
+    Batch,
+    LayerTemplate,
+    Limits,
+    Ranges,
+    RangeTemplate,
+    RowTemplate,
+    TransferTemplate,
+    plan_get,
+    plan_put,
+    plan_transfer,
+)
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Batch",
     "BlockKey",
     "ChecksumMismatchError",
     "Component",
     "ComponentPlacement",
+    "ComponentRange",
     "ConfigError",
     "ConnectorError",
     "Difference",
     "FingerprintMismatchError",
     "Group",
+    "GroupSpan",
     "HandshakeError",
     "HashRecipe",
     "HeaderError",
@@ -84,6 +98,8 @@ __all__ = [
     "KeyFormatError",
     "Layer",
     "LayerPlacement",
+    "LayerRange",
+    "LayerTemplate",
     "Layout",
     "LayoutError",
     "Limits",
@@ -95,13 +111,16 @@ __all__ = [
     "Placement",
     "PlanError",
     "RangeTemplate",
+    "Ranges",
     "Reason",
     "Region",
     "RemoteDataError",
+    "RowTemplate",
     "Shard",
     "ShardGrid",
     "StoreUnavailableError",
     "TransferError",
+    "TransferTemplate",
     "UnsupportedFeatureError",
     "UnsupportedVersionError",
     "check_header",

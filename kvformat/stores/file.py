@@ -35,6 +35,7 @@ from kvformat.stores.arguments import (
     is_key,
     same_length,
 )
+from kvformat.stores.file_codes import code_of
 from kvformat.stores.file_objects import ObjectFiles, ReadFile, ReadOnlyFiles, WriteFile
 from kvformat.stores.file_ranges import move_pieces, move_ranges
 from kvformat.stores.protocol import Code
@@ -44,29 +45,6 @@ from kvformat.stores.uri import (
     parse_store_uri,
     refuse_unknown_options,
 )
-
-_CODES = {
-    errno.ENOENT: Code.NOT_FOUND,
-    errno.EEXIST: Code.EXISTS,
-    errno.EINVAL: Code.INVALID,
-    errno.EAGAIN: Code.NOT_READY,
-    errno.ENOSPC: Code.NO_SPACE,
-    errno.EDQUOT: Code.NO_SPACE,
-    errno.EFBIG: Code.NO_SPACE,
-    errno.EMFILE: Code.UNAVAILABLE,
-    errno.ENFILE: Code.UNAVAILABLE,
-    errno.EACCES: Code.UNAVAILABLE,
-    errno.EPERM: Code.UNAVAILABLE,
-    errno.EROFS: Code.UNAVAILABLE,
-    errno.ESTALE: Code.UNAVAILABLE,
-    errno.ETIMEDOUT: Code.UNAVAILABLE,
-    errno.EIO: Code.TRANSFER_FAILED,
-    errno.EFAULT: Code.TRANSFER_FAILED,
-}
-
-
-def _code_of(error: OSError) -> int:
-    return _CODES.get(error.errno or 0, Code.INTERNAL)
 
 
 class FileStore:
@@ -133,7 +111,7 @@ class FileStore:
             with self._lock:
                 for (key, index), file in zip(new.items(), opened, strict=True):
                     if isinstance(file, OSError):
-                        codes[index] = _code_of(file)
+                        codes[index] = code_of(file)
                     else:
                         self._writes[key] = file
         return codes
@@ -183,7 +161,7 @@ class FileStore:
             try:
                 move_ranges(os.pwritev, file.fd, addresses, sizes, offsets)
             except OSError as error:
-                return _code_of(error)
+                return code_of(error)
             with self._lock:
                 file.coverage.add_ranges(sizes, offsets)
         return total
@@ -207,7 +185,7 @@ class FileStore:
                 return Code.INVALID
             files.commit(file, key)
         except OSError as error:
-            return _code_of(error)
+            return code_of(error)
         return Code.OK
 
     def put_revoke(self, keys: Sequence[str]) -> list[int]:
@@ -219,7 +197,7 @@ class FileStore:
         try:
             files.discard([file for file in revoked if file is not None])
         except OSError as error:
-            return [_code_of(error)] * len(keys)
+            return [code_of(error)] * len(keys)
         return [Code.INVALID if file is None else Code.OK for file in revoked]
 
     def get_start(self, keys: Sequence[str]) -> list[int]:
@@ -269,7 +247,7 @@ class FileStore:
             try:
                 move_ranges(os.preadv, file.fd, addresses, sizes, offsets)
             except OSError as error:
-                return _code_of(error)
+                return code_of(error)
         return total
 
     def get_end(self, keys: Sequence[str]) -> list[int]:
@@ -333,7 +311,7 @@ class FileStore:
                 raise
             files.commit(file, key)
         except OSError as error:
-            return _code_of(error)
+            return code_of(error)
         return Code.OK
 
     def get_objects(
@@ -366,7 +344,7 @@ class FileStore:
         try:
             move_pieces(os.preadv, file.fd, addresses, sizes)
         except OSError as error:
-            return _code_of(error)
+            return code_of(error)
         return total
 
     def _open(self, files: ReadOnlyFiles, key: str) -> ReadFile | int:
@@ -375,7 +353,7 @@ class FileStore:
         try:
             return files.open_object(key)
         except OSError as error:
-            return _code_of(error)
+            return code_of(error)
 
     def object_nbytes(self, key: str) -> int:
         files = self._files
@@ -386,7 +364,7 @@ class FileStore:
         try:
             return files.stat(key).st_size
         except OSError as error:
-            return _code_of(error)
+            return code_of(error)
 
     def remove(self, keys: Sequence[str]) -> list[int]:
         files = self._writable
@@ -396,11 +374,11 @@ class FileStore:
         try:
             answers = iter(files.remove(valid))
         except OSError as error:
-            return [_code_of(error)] * len(keys)
+            return [code_of(error)] * len(keys)
         codes: list[int] = []
         for key in keys:
             answer = next(answers) if is_key(key) else OSError(errno.EINVAL, "not a key")
-            codes.append(Code.OK if answer is None else _code_of(answer))
+            codes.append(Code.OK if answer is None else code_of(answer))
         return codes
 
     def list(self, prefix: str = "") -> Iterator[str]:

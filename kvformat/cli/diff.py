@@ -125,7 +125,7 @@ def _load_sides(a: str | None, b: str | None, reader: StoreReader | None) -> tup
         namespace = _exact_namespace(text)
         if namespace is not None:
             sides.append(_load_namespace(text, namespace, reader))
-        elif not is_key_text(text) and os.path.isfile(text):
+        elif not is_key_text(text) and os.path.exists(text) and not os.path.isdir(text):
             layout = load_layout_file(text)
             sides.append(_Side(text, layout_namespace(layout), layout, []))
         else:

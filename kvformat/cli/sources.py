@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Final, Protocol
 
 from kvformat import registry
@@ -56,8 +56,12 @@ class FileBytes:
     """An object in a file of its own."""
 
     def __init__(self, path: str) -> None:
+        found = os.stat(path)
+        # It is read from several places: a pipe can't be, and one that nobody writes to never ends.
+        if not stat.S_ISREG(found.st_mode):
+            raise ValueError("not a regular file")
         self._path = path
-        self.nbytes = os.path.getsize(path)
+        self.nbytes = found.st_size
 
     def pieces(self, offset: int, nbytes: int) -> Iterator[memoryview]:
         with open(self._path, "rb") as file:
@@ -192,9 +196,13 @@ def require_namespace(layout: Layout, namespace: Namespace, what: str) -> None:
 
 
 def read_file(path: str) -> bytes:
-    """A file's bytes. Raises ``ConfigError`` where it can't be read."""
+    """The bytes of a file that should be a manifest; of a longer one, enough to refuse it.
+
+    Raises ``ConfigError`` where it can't be read.
+    """
     try:
-        return Path(path).read_bytes()
+        with open(path, "rb") as file:
+            return file.read(registry.MAX_MANIFEST_NBYTES + 1)
     except (OSError, ValueError) as error:
         raise ConfigError(Reason.CONFIG_VALUE, f"can't read {path!r}: {error}") from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -320,3 +321,38 @@ def test_large_layout(run_process: Run, file_store: Store) -> None:
     assert ranges[-1]["offset"] + ranges[-1]["nbytes"] == document["object"]["nbytes"]
     prefix = namespace_prefix(layout_namespace(layout)).removesuffix("/")
     assert document["manifest_key"] == f"{prefix}/manifest"
+
+
+def test_a_file_that_is_too_long_for_a_manifest(run: Run, tmp_path: Path) -> None:
+    """A file of any size in place of a manifest is refused after a manifest's worth of bytes."""
+    path = tmp_path / "long.json"
+    path.write_bytes(b"{")
+    os.truncate(path, 1 << 40)
+    for arguments in (
+        ("describe", str(path)),
+        ("describe", "kvformat1/t/m/" + "0" * 32, "--layout", str(path)),
+        ("diff", str(path), str(path)),
+        ("diff", "/dev/zero", "/dev/zero"),
+    ):
+        outcome = run(*arguments, "--json")
+        assert (outcome.json["error"]["reason"], outcome.code) == ("manifest_json", 1)
+
+
+def test_a_pipe_that_nobody_writes_to(run_process: Run, tmp_path: Path) -> None:
+    """A pipe can't be an object's file, and the command doesn't wait for it."""
+    os.mkfifo(tmp_path / "pipe")
+    outcome = run_process("describe", str(tmp_path / "pipe"), "--json")
+    assert (outcome.json["error"]["reason"], outcome.code) == ("config_value", 2)
+
+
+def test_manifests_from_other_commands(run: Run) -> None:
+    """A manifest can come through a pipe, as a shell's ``<(command)`` gives it."""
+    paths = []
+    for layout in (LAYOUT, make_layout(tenant="other")):
+        reader, writer = os.pipe()
+        with os.fdopen(writer, "wb") as file:
+            file.write(manifest(layout))
+        paths.append(f"/dev/fd/{reader}")
+    outcome = run("diff", *paths, "--json")
+    assert [row["field"] for row in outcome.json["differences"]] == ["identity.tenant"]
+    assert outcome.code == 1

@@ -32,6 +32,13 @@ class Folder:
         if hasattr(self, "fd"):
             os.close(self.fd)
 
+    def is_at(self, path: str) -> bool:
+        """Whether this is still the directory that ``path`` names."""
+        try:
+            return os.path.samestat(os.stat(path), os.fstat(self.fd))
+        except FileNotFoundError:
+            return False
+
     def open(self, path: str, flags: int) -> int:
         """Open a file; the caller closes the descriptor."""
         flags |= os.O_CLOEXEC | os.O_NOFOLLOW

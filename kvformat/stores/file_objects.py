@@ -14,6 +14,7 @@ import errno
 import fcntl
 import os
 import stat
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -102,10 +103,16 @@ class ObjectFiles(ReadOnlyFiles):
     """The files of a folder, some of them being written."""
 
     def __init__(self, path: str, max_nbytes: int | None) -> None:
-        os.makedirs(os.path.join(path, _WRITING), exist_ok=True)
-        super().__init__(path)
+        self._path = path
         self._max_nbytes = max_nbytes
-        self._writing = Folder(os.path.join(path, _WRITING))
+        self._attaching = threading.Lock()
+        self._attach()
+
+    def _attach(self) -> None:
+        writing = os.path.join(self._path, _WRITING)
+        os.makedirs(writing, exist_ok=True)
+        super().__init__(self._path)
+        self._writing = Folder(writing)
         self._usage = Usage(_USAGE, self._root.fd)
         with self._usage.locked():
             if not self._usage.is_counted():
@@ -127,6 +134,9 @@ class ObjectFiles(ReadOnlyFiles):
 
     def open_new(self, sizes: list[int]) -> list[WriteFile | OSError]:
         """Open a new file per size, in one go. Each takes its bytes from the cap at once."""
+        with self._attaching:
+            if not self._writing.is_at(os.path.join(self._path, _WRITING)):
+                self._attach()  # somebody cleared the cache by removing the folder
         opened: list[WriteFile | OSError] = []
         may_evict = True
         with self._usage.locked():

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import resource
+import shutil
 import stat
 import threading
 from collections.abc import Iterator
@@ -328,6 +329,33 @@ def test_file_system_that_can_not_hold_a_store(
     store = open_store(f"file://{tmp_path}")
     assert files_of(tmp_path) == {".store/usage"}
     store.close()
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["the folder", "the store's own files"])
+@pytest.mark.parametrize("again", [True, False], ids=["made again", "left away"])
+def test_folder_that_is_removed_under_a_store(
+    folder: Path, store: Store, whole: bool, again: bool
+) -> None:
+    """Who clears the cache with ``rm -r`` gets an empty one, which fills again; what was being
+    written then is lost, and is no error of any other object.
+    """
+    assert store.put("old", b"data") == Code.OK
+    source = Memory(b"data")
+    assert store.put_start(["begun"], [4]) == [Code.OK]
+    shutil.rmtree(folder if whole else folder / ".store")
+    if again:
+        folder.mkdir(exist_ok=True)
+    assert store.exists(["old"]) == [0 if whole else 1]
+    assert store.put("new", b"data") == Code.OK
+    assert store.put_ranges(["begun"], [[source.address]], [[4]], [[0]]) == [4]
+    assert store.put_commit(["begun"])[0] < 0
+    assert store.put_start(["begun"], [4]) == [Code.OK]
+    assert store.put_ranges(["begun"], [[source.address]], [[4]], [[0]]) == [4]
+    assert store.put_commit(["begun"]) == [Code.OK]
+    other = open_store(f"file://{folder}")
+    assert {"new", "begun"} <= set(other.list())
+    assert other.get("begun") == store.get("begun") == b"data"
+    other.close()
 
 
 def test_object_is_a_plain_file(store: Store, folder: Path) -> None:

@@ -26,8 +26,9 @@ INTEROP := $(patsubst %/package.json,%,$(wildcard tests/interop/*/package.json))
 # What Mooncake's wheel links against.
 MOONCAKE_PACKAGES := libibverbs1 libnuma1 libcurl4
 
+# To stderr, so that `make bench >FILE` writes JSON.
 define say
-	@printf '\033[1m==> %s\033[0m\n' "$(1)"
+	@printf '\033[1m==> %s\033[0m\n' "$(1)" >&2
 endef
 
 # Installs those of the named Debian packages that are missing, and only then asks for root.
@@ -36,7 +37,7 @@ define apt
 	  dpkg-query -W -f '$${Status}' $$package 2>/dev/null | grep -q 'ok installed' || echo $$package; \
 	done); \
 	if [ -n "$$missing" ]; then \
-	  echo "installing Debian packages:" $$missing; \
+	  echo "installing Debian packages:" $$missing >&2; \
 	  $(SUDO) apt-get update -qq && \
 	  $(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $$missing >/dev/null; \
 	fi

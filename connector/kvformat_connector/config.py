@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from kvformat.errors import ConfigError, Reason
+from kvformat.registry import MAX_INTEGER
 
 #: Store URI of a backend that is named the way vllm-ascend names it.
 _BACKEND_URIS: Final = {"mooncake": "mooncake://", "memory": "memory://"}
@@ -41,14 +42,16 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     failed_key_retry_ms: int = 30_000  #: how long a key that failed to load isn't promised
 
 
-_AT_LEAST_ONE: Final = (
-    "layerwise_prefetch_layers",
-    "layerwise_max_transfer_blocks",
-    "layerwise_max_transfer_bytes",
-    "head_shards",
-    "layer_segments",
-    "lookup_window",
-)
+#: The least value of each option that is a number; the largest is one that arrays can hold.
+_LEAST: Final = {
+    "layerwise_prefetch_layers": 1,
+    "layerwise_max_transfer_blocks": 1,
+    "layerwise_max_transfer_bytes": 1,
+    "head_shards": 1,
+    "layer_segments": 1,
+    "lookup_window": 1,
+    "failed_key_retry_ms": 0,
+}
 
 #: Options that are named already, with the value that works and why no other does yet.
 _FIXED_SO_FAR: Final[dict[str, tuple[object, str]]] = {
@@ -95,17 +98,12 @@ def _named_option(text: str) -> str:
 
 
 def _check_values(options: Options) -> None:
-    for name in _AT_LEAST_ONE:
-        if (value := getattr(options, name)) < 1:
+    for name, least in _LEAST.items():
+        if not least <= (value := getattr(options, name)) <= MAX_INTEGER:
             raise ConfigError(
-                Reason.CONFIG_VALUE, f"option {name!r} has the value {value!r}, expected at least 1"
+                Reason.CONFIG_VALUE,
+                f"option {name!r} has the value {value!r}, expected {least} to {MAX_INTEGER}",
             )
-    if options.failed_key_retry_ms < 0:
-        raise ConfigError(
-            Reason.CONFIG_VALUE,
-            f"option 'failed_key_retry_ms' has the value {options.failed_key_retry_ms!r}, "
-            "expected 0 or more",
-        )
     for name, (only, why) in _FIXED_SO_FAR.items():
         if (value := getattr(options, name)) != only:
             raise ConfigError(

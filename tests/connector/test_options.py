@@ -25,6 +25,8 @@ STORE = {"store": "memory://"}
         ({**STORE, "lookup_window": 0}, Reason.CONFIG_VALUE, "lookup_window"),
         ({**STORE, "layerwise_max_transfer_bytes": -1}, Reason.CONFIG_VALUE, "transfer_bytes"),
         ({**STORE, "failed_key_retry_ms": -1}, Reason.CONFIG_VALUE, "failed_key_retry_ms"),
+        ({**STORE, "layerwise_max_transfer_bytes": 1 << 63}, Reason.CONFIG_VALUE, "transfer_bytes"),
+        ({**STORE, "failed_key_retry_ms": 10**400}, Reason.CONFIG_VALUE, "failed_key_retry_ms"),
         ({"store": "/var/cache"}, Reason.CONFIG_VALUE, "/var/cache"),
         ({"backend": "yuanrong"}, Reason.CONFIG_VALUE, "yuanrong"),
         ({}, Reason.CONFIG_MISSING, "store"),

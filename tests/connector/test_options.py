@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from kvformat.errors import ConfigError, Reason
+from kvformat.stores.file import FileStore
 from kvformat_connector.config import Options, parse_options
 
 STORE = {"store": "memory://"}
@@ -65,10 +66,23 @@ def test_a_vllm_ascend_backend_names_a_store() -> None:
     assert parse_options({"backend": "mooncake"}).store == "mooncake://"
 
 
-def test_the_readme_lists_every_option() -> None:
-    """No option is undocumented, none is documented that doesn't exist."""
+def listed_options(kind: str) -> list[tuple[str, str]]:
+    """Name and second column of each row in the guide's table of options of this kind."""
     readme = Path(__file__).parents[2] / "connector" / "README.md"
     section = readme.read_text().partition("## Options")[2].partition("\n## ")[0]
-    rows = [line for line in section.splitlines() if line.startswith("| `")]
-    listed = [row.split("`")[1] for row in rows]
+    connector, _, store = section.partition("\n### Of the store")
+    rows = {"connector": connector, "store": store}[kind].splitlines()
+    cells = [row.split("|") for row in rows if row.startswith("| `")]
+    return [(row[1].strip(" `"), row[2].strip(" `")) for row in cells]
+
+
+def test_the_readme_lists_every_option() -> None:
+    """No option is undocumented, none is documented that doesn't exist."""
+    listed = [name for name, _ in listed_options("connector")]
     assert listed == [field.name for field in msgspec.structs.fields(Options)]
+
+
+def test_the_readme_lists_every_option_of_the_file_store() -> None:
+    """The same for what follows the URI of the default store."""
+    listed = [name for name, scheme in listed_options("store") if scheme == "file"]
+    assert listed == list(FileStore.options)

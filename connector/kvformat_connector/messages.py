@@ -5,12 +5,34 @@ Source: the engine's call order, connector/README.md section "One step".
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
+
+#: How a request's loads are moved.
+#:
+#: ``layerwise``: the request is computed in this very step. Each layer must be in memory and
+#: verified when ``wait_for_layer_load`` returns; rows that fail become block ids of
+#: ``get_block_ids_with_load_errors``, and nothing that this step computes for the request is
+#: committed, on any rank (``engine.merge_over_tensor_ranks`` tells what failed on the others).
+#: Only ever planned where there is one group and one pipeline stage.
+#:
+#: ``bulk``: the request waits outside of the batch until the worker names it in ``get_finished``
+#: (the second set, ``finished_recving``), exactly once and on every rank, also when all of it
+#: failed or there was nothing for this rank. Failed block ids are reported in the same step as
+#: that, or earlier. Nothing computes on the blocks meanwhile, so a failure taints no other save.
+LoadMode = Literal["layerwise", "bulk"]
 
 
 class BlockList(msgspec.Struct, frozen=True, kw_only=True):
     """Blocks of one kind of object: ``block_ids[i][j]`` is where group ``i`` of the object keeps
-    the block whose hash is ``block_hashes[j]``."""
+    the block whose hash is ``block_hashes[j]``.
+
+    One list covers all shards of the object: a rank reads and writes those that it has templates
+    for (``plan_get``, ``plan_put``), and of what several ranks hold alike it writes only the
+    blocks that ``engine.Replicas.writes`` gives it. Objects of windowed and recurrent groups list
+    fewer blocks than those of full attention, or none. Block ids are never the null block.
+    """
 
     object_index: int
     block_hashes: list[bytes]
@@ -20,12 +42,19 @@ class BlockList(msgspec.Struct, frozen=True, kw_only=True):
 class RequestStep(msgspec.Struct, frozen=True, kw_only=True):
     """What one request loads and saves in a step.
 
+    ``loads`` and ``saves`` have one entry per object index at most, and any number of indices.
+    A request with ``bulk`` loads saves nothing in the same step.
+
+    ``saves`` become full in this step. Layers of ``recurrent_state`` groups get no layer hook:
+    the worker writes them in ``wait_for_save``, when the step has been computed.
+
     ``shared_block_ids`` are blocks that another request loads in this step and this one reads: if
     one of them fails, what this request computes is as wrong as what the other one does.
     """
 
     request_id: str
     loads: list[BlockList] = []
+    load_mode: LoadMode = "layerwise"
     saves: list[BlockList] = []
     shared_block_ids: list[int] = []
 

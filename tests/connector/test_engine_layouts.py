@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kvformat_connector import engine
+from kvformat_connector.engine import derive as engine
 from kvformat_connector.config import Options, parse_options
 from kvformat_connector.engine import derive_layout, derive_placement, require_same_layout
 from kvformat_connector.messages import LayoutNotice

@@ -18,11 +18,12 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 from kvformat.fingerprint import manifest
 from kvformat.key import layout_namespace, namespace_prefix
-from kvformat.stores.opening import open_store
-from kvformat_connector.config import parse_options
+from kvformat_connector.config import directions, parse_options
 from kvformat_connector.engine import derive_layout, require_same_layout
 from kvformat_connector.messages import LayoutNotice, StepPlan, WorkerReport, merge_reports
+from kvformat_connector.ported import without_effect
 from kvformat_connector.scheduler import Scheduler
+from kvformat_connector.starting import log_versions, open_checked_store
 from kvformat_connector.stats import Counters, Rejection
 from kvformat_connector.worker import Worker
 
@@ -84,7 +85,9 @@ class KVFormatConnector(KVConnectorBase_V1):
         super().__init__(vllm_config, role, kv_cache_config)
         _log_like_the_engine()
         transfer = self._kv_transfer_config
-        options = parse_options(transfer.kv_connector_extra_config)
+        extra_config = transfer.kv_connector_extra_config
+        options = parse_options(extra_config)
+        may_load, may_save = directions(transfer.kv_role, options)
         self._layout = derive_layout(vllm_config, kv_cache_config, options)
         self._rank = vllm_config.parallel_config.rank
         self._counters = Counters()
@@ -92,8 +95,13 @@ class KVFormatConnector(KVConnectorBase_V1):
         self.namespace = namespace_prefix(namespace)
         self._scheduler: Scheduler | None = None
         self._worker: Worker | None = None
+        # Last, because it is the only step that takes time and leaves something open.
+        store = open_checked_store(options.store, role.name.lower())
         if role == KVConnectorRole.SCHEDULER:
+            log_versions(store)
             logger.info("KV objects of this server are under %s", self.namespace)
+            for sentence in without_effect(extra_config):
+                logger.warning("%s", sentence)
             if transfer.kv_load_failure_policy == "fail":
                 logger.warning(
                     "kv_load_failure_policy is 'fail': a request whose KV can't be loaded ends "
@@ -102,17 +110,17 @@ class KVFormatConnector(KVConnectorBase_V1):
             self._scheduler = Scheduler(
                 self._layout,
                 namespace,
-                open_store(options.store),
+                store,
                 options,
                 self._counters,
-                may_load=transfer.is_kv_consumer,
-                may_save=transfer.is_kv_producer,
+                may_load=may_load,
+                may_save=may_save,
             )
         else:
             self._worker = Worker(
                 self._layout,
                 namespace,
-                open_store(options.store),
+                store,
                 options,
                 self._counters,
                 rank=self._rank,

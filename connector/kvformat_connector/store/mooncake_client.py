@@ -56,7 +56,9 @@ class Client(Protocol):
     def remove(self, key: str, force: bool = False) -> int: ...
     def batch_is_exist(self, keys: list[str]) -> list[int]: ...
     def batch_remove(self, keys: list[str]) -> list[int]: ...
-    def batch_put_session_start(self, keys: list[str], sizes: list[int]) -> list[int]: ...
+    def batch_put_session_start(
+        self, keys: list[str], sizes: list[int], config: Any = ...
+    ) -> list[int]: ...
     def batch_put_from_multi_buffer_ranges(
         self, keys: list[str], addresses: _Rows, sizes: _Rows, offsets: _Rows
     ) -> list[int]: ...
@@ -68,8 +70,9 @@ class Client(Protocol):
     ) -> list[int]: ...
     def batch_get_session_end(self, keys: list[str]) -> int: ...
     def batch_put_from_multi_buffers(
-        self, keys: list[str], addresses: _Rows, sizes: _Rows
+        self, keys: list[str], addresses: _Rows, sizes: _Rows, config: Any = ...
     ) -> list[int]: ...
+    def get_hostname(self) -> str: ...
     def batch_get_into_multi_buffers(
         self, keys: list[str], addresses: _Rows, sizes: _Rows
     ) -> list[int]: ...
@@ -121,6 +124,31 @@ def open_client(options: MooncakeOptions, versions: MooncakeVersions) -> Client:
             f"protocol {options.protocol!r}, device_name {options.device_name!r})",
         )
     return client
+
+
+def replica_arguments(client: Client, options: MooncakeOptions) -> dict[str, Any]:
+    """What puts are called with beside keys and sizes: nothing where nothing was asked for."""
+    asked = (
+        options.preferred_segment,
+        options.prefer_alloc_in_same_node,
+        options.replica_num,
+        options.soft_pin_ms,
+    )
+    if asked == ("", None, None, None):
+        return {}
+    module = importlib.import_module("mooncake.store")
+    config: Any = module.ReplicateConfig()
+    if options.preferred_segment:
+        own = options.preferred_segment == "true"
+        config.preferred_segment = client.get_hostname() if own else options.preferred_segment
+    if options.prefer_alloc_in_same_node is not None:
+        config.prefer_alloc_in_same_node = options.prefer_alloc_in_same_node
+    if options.replica_num is not None:
+        config.replica_num = options.replica_num
+    if options.soft_pin_ms is not None:
+        config.soft_pin_action = module.SoftPinAction.ENABLE
+        config.soft_pin_ttl_ms = options.soft_pin_ms
+    return {"config": config}
 
 
 def within(limit_s: float, what: str, master: str, call: Callable[[], T]) -> T:

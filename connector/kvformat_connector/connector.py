@@ -95,6 +95,8 @@ class KVFormatConnector(KVConnectorBase_V1):
         self.namespace = namespace_prefix(namespace)
         self._scheduler: Scheduler | None = None
         self._worker: Worker | None = None
+        #: The layer that was waited for last: what a hook without a name means.
+        self._layer = ""
         # Last, because it is the only step that takes time and leaves something open.
         store = open_checked_store(options.store, role.name.lower())
         if role == KVConnectorRole.SCHEDULER:
@@ -177,18 +179,32 @@ class KVFormatConnector(KVConnectorBase_V1):
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         super().bind_connector_metadata(connector_metadata)
         assert isinstance(connector_metadata, StepMetadata)
+        self._layer = ""
         self.worker.begin_step(connector_metadata.plan)
 
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
         self.worker.start_load()
 
     def wait_for_layer_load(self, layer_name: str) -> None:
+        self._layer = layer_name
         self.worker.wait_layer(layer_name)
+
+    def on_kv_cache_written(self, layer_name: str = "") -> None:
+        """vllm-ascend's hook between a layer's write and its attention: the earliest save.
+
+        It comes without a name from layers that don't know theirs, and comes alone where a batch
+        only decodes, so it also waits for what attention is about to read.
+        """
+        name = layer_name or self._layer
+        self.worker.wait_layer(name)
+        self.worker.save_layer(name)
 
     def save_kv_layer(
         self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any
     ) -> None:
-        self.worker.save_layer(layer_name)
+        # vllm-ascend's recurrent layers give no name. They have waited under theirs, or else come
+        # after a layer that has been computed.
+        self.worker.save_layer(layer_name or self._layer)
 
     def wait_for_save(self) -> None:
         self.worker.end_step()

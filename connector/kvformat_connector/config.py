@@ -43,8 +43,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     layerwise_max_transfer_blocks: int = 256  #: rows of one call to the store; 0: no limit
     layerwise_max_transfer_bytes: int = 64 << 20  #: bytes of one call to the store; 0: no limit
     verify: Literal["checksum", "header"] = "checksum"
-    head_shards: int = 1  #: objects per block along the head axis
-    layer_segments: int = 1  #: objects per block along the layer axis
+    head_shards: int = 1  #: objects per block along the head axis, at least one a rank
+    #: objects per block along the layer axis, or how many layers each of them has
+    layer_segments: int | list[int] = 1
     lookup_window: int = 32  #: blocks of the first lookup call; doubles while all are there
     producer_is_to_load: bool = True  #: whether a kv_producer loads from the store
     consumer_is_to_load: bool = True  #: whether a kv_consumer loads from the store
@@ -86,8 +87,6 @@ _REPLICA_OPTIONS: Final = (
 _FIXED_SO_FAR: Final[dict[str, tuple[object, str]]] = {
     "use_layerwise": (True, "loads in one piece are not built yet"),
     "verify": ("checksum", "reading the header again is for device memory, not built yet"),
-    "head_shards": (1, "the connector serves tensor_parallel_size 1 only so far"),
-    "layer_segments": (1, "objects are committed whole so far"),
 }
 
 
@@ -172,6 +171,12 @@ def _check_values(options: Options) -> None:
                 Reason.CONFIG_VALUE,
                 f"option {name!r} has the value {value!r}, expected at least {least}",
             )
+    if isinstance(options.layer_segments, list) and min(options.layer_segments, default=0) < 1:
+        raise ConfigError(
+            Reason.CONFIG_VALUE,
+            f"option 'layer_segments' has the value {options.layer_segments!r}, expected at least "
+            "1 layer in each",
+        )
     for name in _NEVER_EMPTY:
         if getattr(options, name) == "":
             raise ConfigError(

@@ -14,27 +14,38 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorMetadata,
     KVConnectorRole,
     KVConnectorWorkerMetadata,
+    SupportsHMA,
 )
 
 from kvformat.fingerprint import manifest
 from kvformat.key import layout_namespace, namespace_prefix
 from kvformat_connector.config import directions, parse_options
-from kvformat_connector.engine import derive_layout, require_same_layout
+from kvformat_connector.engine import (
+    adopt_layout,
+    derive_layout,
+    describe_stage,
+    gather_stages,
+    require_same_layout,
+    stage_ranks,
+)
 from kvformat_connector.messages import LayoutNotice, StepPlan, WorkerReport, merge_reports
 from kvformat_connector.ported import without_effect
-from kvformat_connector.scheduler import Scheduler
+from kvformat_connector.scheduler import Scheduler, load_mode
 from kvformat_connector.starting import log_versions, open_checked_store
 from kvformat_connector.stats import Counters, Rejection
 from kvformat_connector.worker import Worker
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
     from vllm.forward_context import ForwardContext
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
+
+    from kvformat.layout import Layout
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +84,7 @@ class LayoutMetadata(KVConnectorHandshakeMetadata):
         self.notice = notice
 
 
-class KVFormatConnector(KVConnectorBase_V1):
+class KVFormatConnector(KVConnectorBase_V1, SupportsHMA):
     """Keeps KV cache blocks as kvformat objects in a shared store, layer by layer."""
 
     def __init__(
@@ -87,21 +98,14 @@ class KVFormatConnector(KVConnectorBase_V1):
         transfer = self._kv_transfer_config
         extra_config = transfer.kv_connector_extra_config
         options = parse_options(extra_config)
-        may_load, may_save = directions(transfer.kv_role, options)
-        self._layout = derive_layout(vllm_config, kv_cache_config, options)
+        directions(transfer.kv_role, options)  # a contradiction must stop the start here
+        self._options = options
+        self._ranks = stage_ranks(vllm_config, kv_cache_config)
         self._rank = vllm_config.parallel_config.rank
         self._counters = Counters()
-        namespace = layout_namespace(self._layout)
-        self.namespace = namespace_prefix(namespace)
         self._scheduler: Scheduler | None = None
         self._worker: Worker | None = None
-        #: The layer that was waited for last: what a hook without a name means.
-        self._layer = ""
-        # Last, because it is the only step that takes time and leaves something open.
-        store = open_checked_store(options.store, role.name.lower())
         if role == KVConnectorRole.SCHEDULER:
-            log_versions(store)
-            logger.info("KV objects of this server are under %s", self.namespace)
             for sentence in without_effect(extra_config):
                 logger.warning("%s", sentence)
             if transfer.kv_load_failure_policy == "fail":
@@ -109,23 +113,41 @@ class KVFormatConnector(KVConnectorBase_V1):
                     "kv_load_failure_policy is 'fail': a request whose KV can't be loaded ends "
                     "with an error; 'recompute' computes it instead"
                 )
+        stage = describe_stage(vllm_config, kv_cache_config)
+        if self._ranks.num_stages == 1:
+            self._start(derive_layout(vllm_config, kv_cache_config, options, [stage]))
+
+    def _start(self, layout: Layout) -> None:
+        """Begin the work of this role. With several pipeline stages no process knows the whole
+        layout before the workers have told each other, and then the scheduler."""
+        self._layout = layout
+        namespace = layout_namespace(layout)
+        self.namespace = namespace_prefix(namespace)
+        may_load, may_save = directions(self._kv_transfer_config.kv_role, self._options)
+        # Last, because it is the only step that takes time and leaves something open.
+        store = open_checked_store(self._options.store, self.role.name.lower())
+        if self.role == KVConnectorRole.SCHEDULER:
+            log_versions(store)
+            logger.info("KV objects of this server are under %s", self.namespace)
             self._scheduler = Scheduler(
-                self._layout,
+                layout,
                 namespace,
                 store,
-                options,
+                self._options,
                 self._counters,
                 may_load=may_load,
                 may_save=may_save,
+                load_mode=load_mode(layout, self._ranks, self._options),
             )
         else:
             self._worker = Worker(
-                self._layout,
+                layout,
                 namespace,
                 store,
-                options,
+                self._options,
                 self._counters,
                 rank=self._rank,
+                ranks=self._ranks,
             )
 
     @property
@@ -171,6 +193,12 @@ class KVFormatConnector(KVConnectorBase_V1):
     # Worker
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        if self._worker is None:
+            stage = describe_stage(self._vllm_config, self._kv_cache_config)
+            stages = gather_stages(self._ranks, stage)
+            self._start(
+                derive_layout(self._vllm_config, self._kv_cache_config, self._options, stages)
+            )
         self.worker.register(kv_caches)
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
@@ -209,6 +237,17 @@ class KVFormatConnector(KVConnectorBase_V1):
     def wait_for_save(self) -> None:
         self.worker.end_step()
 
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        received, _ = self.worker.take_received()
+        return None, received or None
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        # Engines before 0.32 have no such class, and call get_finished.
+        from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
+
+        received, failed = self.worker.take_received()
+        return KVConnectorTransferResults(finished_recving=received, failed_recving=failed)
+
     def get_block_ids_with_load_errors(self) -> set[int]:
         return self.worker.take_failed_block_ids()
 
@@ -221,24 +260,27 @@ class KVFormatConnector(KVConnectorBase_V1):
     def set_xfer_handshake_metadata_pp_aware(
         self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
     ) -> None:
-        require_same_layout(
-            self._layout,
-            {
-                key: value.notice
-                for key, value in metadata.items()
-                if isinstance(value, LayoutMetadata)
-            },
-        )
+        notices = {
+            key: value.notice
+            for key, value in metadata.items()
+            if isinstance(value, LayoutMetadata)
+        }
+        if self._scheduler is None:
+            self._start(
+                adopt_layout(self._vllm_config, self._kv_cache_config, self._options, notices)
+            )
+        require_same_layout(self._layout, notices)
 
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        return self.scheduler.match(request, num_computed_tokens), False
+        num_tokens = self.scheduler.match(request, num_computed_tokens)
+        return num_tokens, num_tokens > 0 and self.scheduler.loads_in_bulk
 
     def update_state_after_alloc(
         self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
     ) -> None:
-        self.scheduler.allocated(request, num_external_tokens)
+        self.scheduler.allocated(request, num_external_tokens, blocks.get_block_ids)
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         return StepMetadata(self.scheduler.plan_step(scheduler_output))
@@ -250,6 +292,12 @@ class KVFormatConnector(KVConnectorBase_V1):
 
     def request_finished(
         self, request: Request, block_ids: list[int]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        self.scheduler.finished(request.request_id)
+        return False, None
+
+    def request_finished_all_groups(
+        self, request: Request, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
         self.scheduler.finished(request.request_id)
         return False, None

@@ -21,7 +21,7 @@ from kvformat.stores.protocol import Store
 from kvformat_connector.answers import ask
 from kvformat_connector.config import Options
 from kvformat_connector.device import Device
-from kvformat_connector.engine import LayerAddress
+from kvformat_connector.engine import LayerAddress, Ranks, Replicas, replicas_of
 from kvformat_connector.messages import BlockList
 from kvformat_connector.transfer import HeaderMemory
 
@@ -29,8 +29,11 @@ from kvformat_connector.transfer import HeaderMemory
 class ObjectTemplate:
     """Objects of one kind: their key prefix and, by layer, their ranges in this rank's memory."""
 
-    def __init__(self, namespace: Namespace, template: RangeTemplate) -> None:
+    def __init__(
+        self, namespace: Namespace, template: RangeTemplate, replicas: Replicas | None = None
+    ) -> None:
         self.object_map = template.object_map
+        self.replicas = replicas or Replicas()
         self.prefix = key_prefix(namespace, self.object_map.group_bitmap, self.object_map.shard)
         self.layers: dict[LayerAddress, LayerTemplate] = {
             LayerAddress(layer.group, layer.layer): layer for layer in template.layers
@@ -55,7 +58,7 @@ class Rows:
         seen: set[bytes] = set()
         for request_id, blocks in wanted:
             for index, block_hash in enumerate(blocks.block_hashes):
-                if distinct and block_hash in seen:
+                if distinct and (block_hash in seen or not template.replicas.writes(block_hash)):
                     continue
                 seen.add(block_hash)
                 self.keys.append(template.prefix + block_hash.hex())
@@ -108,6 +111,7 @@ class Rank:
         store: Store,
         device: Device,
         options: Options,
+        ranks: Ranks | None = None,
     ) -> None:
         self.namespace = namespace
         self.store = store
@@ -122,7 +126,7 @@ class Rank:
             for template in plan_get(layout, placement, max_transfer_nbytes=piece_nbytes)
         ]
         self.puts = [
-            ObjectTemplate(namespace, template)
+            ObjectTemplate(namespace, template, replicas_of(template.object_map, ranks or Ranks()))
             for template in plan_put(layout, placement, max_transfer_nbytes=piece_nbytes)
         ]
         #: The order in which the engine computes layers.

@@ -12,7 +12,7 @@ from kvformat.layout import Layout
 from kvformat.stores.protocol import Code, Store
 from kvformat_connector.config import Options
 from kvformat_connector.device import HostDevice
-from kvformat_connector.engine import derive_placement, layer_addresses
+from kvformat_connector.engine import Ranks, derive_placement, layer_addresses
 from kvformat_connector.loading import LoadOutcome, LoadStep
 from kvformat_connector.messages import StepPlan, WorkerReport
 from kvformat_connector.objects import Rank, make_rows, wanted_blocks
@@ -38,6 +38,7 @@ class Worker:
         counters: Counters,
         *,
         rank: int = 0,
+        ranks: Ranks | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._layout = layout
@@ -46,6 +47,7 @@ class Worker:
         self._options = options
         self._counters = counters
         self._rank_number = rank
+        self._ranks = ranks or Ranks()
         self._clock = clock
         self._addresses = layer_addresses(layout)
         self._rank: Rank | None = None
@@ -61,7 +63,7 @@ class Worker:
 
     def register(self, kv_caches: Mapping[str, Any]) -> None:
         """Take the engine's KV tensors. Raises ``ConfigError`` for what the layout doesn't say."""
-        placement = derive_placement(self._layout, kv_caches)
+        placement = derive_placement(self._layout, kv_caches, self._ranks)
         for region in placement.regions:
             code = self._store.register_memory(region.address, region.nbytes)
             if code != Code.OK:
@@ -73,6 +75,7 @@ class Worker:
             self._store,
             HostDevice(placement.regions),
             self._options,
+            self._ranks,
         )
 
     def begin_step(self, plan: StepPlan) -> None:
@@ -127,6 +130,11 @@ class Worker:
         """Blocks that failed to load since the last call."""
         failed, self._failed_block_ids = self._failed_block_ids, set()
         return failed
+
+    def take_received(self) -> tuple[set[str], set[str]]:
+        """Requests whose bulk loads are over since the last call, and those of them of which no
+        part may be used."""
+        return set(), set()
 
     def take_report(self) -> WorkerReport | None:
         """What the scheduler must know of this step, or None."""

@@ -48,8 +48,6 @@ STORE = {"store": "memory://"}
         ({}, Reason.CONFIG_MISSING, "store"),
         ({"store": "file:///a", "backend": "mooncake"}, Reason.CONFIG_CONFLICT, "mooncake"),
         ({**STORE, "use_layerwise": False}, Reason.CONFIG_UNSUPPORTED, "use_layerwise"),
-        ({**STORE, "head_shards": 2}, Reason.CONFIG_UNSUPPORTED, "head_shards"),
-        ({**STORE, "layer_segments": 2}, Reason.CONFIG_UNSUPPORTED, "layer_segments"),
         ({**STORE, "verify": "header"}, Reason.CONFIG_UNSUPPORTED, "verify"),
     ],
 )

@@ -1,127 +1,109 @@
-"""From the engine's cache structures to layouts and placements.
+"""An engine's configuration, turned into the layout that its scheduler and all its workers share.
 
-The only file that knows how vLLM describes and lays out a KV cache. What it can't describe it
-refuses by name: a guess about bytes is never better than a miss.
+Each process describes the layers that it knows, which is a pipeline stage's; the stages are then
+joined. Cuts come last, from the whole.
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
-from collections.abc import Mapping
-from typing import Any, Final, NoReturn
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import msgspec
 
+from kvformat.diff import diff
 from kvformat.errors import ConfigError, HandshakeError, Reason
 from kvformat.fingerprint import parse_manifest
-from kvformat.layout import (
-    Component,
-    Group,
-    HashRecipe,
-    Identity,
-    Layer,
-    Layout,
-    ShardGrid,
-    component,
-)
-from kvformat.placement import ComponentPlacement, LayerPlacement, Placement, Region
+from kvformat.layout import Component, Group, Identity, Layer, Layout, ShardGrid
 from kvformat_connector.config import Options
+from kvformat_connector.engine.hashing import hash_recipe
+from kvformat_connector.engine.npu import is_npu, npu_packing
+from kvformat_connector.engine.ranks import Ranks, layer_index, ranks_of
+from kvformat_connector.engine.refusal import refuse
+from kvformat_connector.engine.specs import describe_group, is_packed, spec_of
 from kvformat_connector.identity import model_name, weights_identity
 from kvformat_connector.messages import LayoutNotice
 from kvformat_connector.resolved import config_values
 
-_HASH_NBYTES: Final = {"sha256": 32, "sha256_cbor": 32, "xxhash": 16, "xxhash_cbor": 16}
+_CONTEXT_PARALLEL: Final = ("prefill_context_parallel_size", "decode_context_parallel_size")
 
-#: What an 8-bit cache that torch sees as uint8 holds, by the engine's name for the cache dtype.
-_QUANTISED_DTYPES: Final = {
-    "fp8": "float8_e4m3fn",
-    "fp8_e4m3": "float8_e4m3fn",
-    "fp8_e5m2": "float8_e5m2",
-}
+#: Groups by index, None where the stage has no layer of one.
+StageGroups = tuple[Group | None, ...]
 
 
-class LayerAddress(msgspec.Struct, frozen=True):
-    """Where a layer is in a layout: the group, and the layer's index in it."""
-
-    group: int
-    layer: int
-
-
-def derive_layout(vllm_config: Any, kv_cache_config: Any, options: Options) -> Layout:
+def derive_layout(
+    vllm_config: Any,
+    kv_cache_config: Any,
+    options: Options,
+    stages: Sequence[StageGroups] | None = None,
+) -> Layout:
     """The layout of an engine, from a ``VllmConfig`` and a ``KVCacheConfig``.
 
     The scheduler and every worker call it with their own copies and must get the same.
 
-    Raises ``ConfigError``: ``config_unsupported`` for what can't be described yet,
+    Args:
+        stages: what :func:`describe_stage` gave on every pipeline stage, in order; None where
+            there is one stage.
+
+    Raises ``ConfigError``: ``config_unsupported`` for what can't be described,
     ``config_missing`` where the weights can't be identified.
     """
-    _refuse_parallel(vllm_config.parallel_config)
-    if vllm_config.speculative_config is not None:
-        _refuse("speculative_config", "set", "the layers of a draft model aren't described yet")
-    groups = kv_cache_config.kv_cache_groups
-    if len(groups) != 1:
-        kinds = ", ".join(type(group.kv_cache_spec).__name__ for group in groups)
-        _refuse("kv_cache_groups", f"{len(groups)} ({kinds})", "only one group is described so far")
-    packing = _packing(vllm_config, _spec_of(groups[0], groups[0].layer_names[0]))
-    model = vllm_config.model_config
+    own = describe_stage(vllm_config, kv_cache_config)
+    groups = _joined([own] if stages is None else stages)
+    stage_sizes = [[_num_layers(group) for group in stage] for stage in stages or [own]]
+    config = vllm_config.model_config
     return Layout(
         identity=Identity(
             tenant=options.tenant,
-            model=model_name(model.model, options.model_name),
-            weights=weights_identity(
-                model.model,
-                given=options.model_identity,
-                load_format=str(vllm_config.load_config.load_format),
-                revision=model.revision,
-                download_dir=vllm_config.load_config.download_dir,
-            ),
-            config={**config_values(vllm_config), "kv_packing": packing},
+            model=model_name(config.model, options.model_name),
+            weights=_weights(vllm_config, config, options.model_identity),
+            config={
+                **config_values(vllm_config),
+                "kv_packing": _packing_of_groups(vllm_config, kv_cache_config),
+                **_draft_identity(vllm_config, options),
+            },
         ),
-        hash=_hash_recipe(vllm_config.cache_config, kv_cache_config),
-        groups=tuple(_group(vllm_config, group) for group in groups),
+        hash=hash_recipe(vllm_config.cache_config, kv_cache_config),
+        groups=groups,
         objects=tuple((index,) for index in range(len(groups))),
-        grid=ShardGrid(head_shards=options.head_shards, layer_starts=tuple((0,) for _ in groups)),
+        grid=ShardGrid(
+            head_shards=_head_shards(groups, ranks_of(vllm_config.parallel_config), options),
+            layer_starts=_layer_starts(groups, stage_sizes, config, options),
+        ),
     )
 
 
-def layer_addresses(layout: Layout) -> dict[str, LayerAddress]:
-    """The address of each layer by the engine's name for it."""
-    return {
-        layer.name: LayerAddress(group_index, layer_index)
-        for group_index, group in enumerate(layout.groups)
-        for layer_index, layer in enumerate(group.layers)
-    }
+def describe_stage(vllm_config: Any, kv_cache_config: Any) -> StageGroups:
+    """The groups of this process's pipeline stage. Raises ``ConfigError`` like the layout."""
+    _refuse_context_parallel(vllm_config.parallel_config)
+    ranks = ranks_of(vllm_config.parallel_config)
+    device = _device()
+    return tuple(
+        describe_group(vllm_config, group, ranks, device)
+        for group in kv_cache_config.kv_cache_groups
+    )
 
 
-def derive_placement(layout: Layout, kv_caches: Mapping[str, Any]) -> Placement:
-    """Where registered KV tensors hold the layout's blocks.
+def stage_ranks(vllm_config: Any, kv_cache_config: Any) -> Ranks:
+    """This worker's place, with the names of its stage's layers."""
+    names = frozenset(
+        name for group in kv_cache_config.kv_cache_groups for name in group.layer_names
+    )
+    return ranks_of(vllm_config.parallel_config, names)
 
-    Args:
-        layout: the engine's.
-        kv_caches: per layer name a tensor ``[num_blocks, num_kv_heads, block_size, K|V]``.
 
-    Raises ``ConfigError`` with reason ``config_unsupported`` for a tensor that is not what the
-    layout says.
-    """
-    regions: dict[int, Region] = {}
-    placed = []
-    for name, address in layer_addresses(layout).items():
-        if name not in kv_caches:
-            _refuse("kv cache", f"no tensor for layer {name}", "the engine didn't register it")
-        tensor = kv_caches[name]
-        (described,) = layout.groups[address.group].layers[address.layer].components
-        storage = tensor.untyped_storage()
-        regions[storage.data_ptr()] = Region(storage.data_ptr(), storage.nbytes())
-        placed.append(
-            LayerPlacement(
-                group=address.group,
-                layer=address.layer,
-                num_blocks=tensor.shape[0],
-                components=(_place_packed(name, described, tensor),),
-            )
-        )
-    return Placement(layers=tuple(placed), regions=tuple(regions.values()))
+def gather_stages(ranks: Ranks, own: StageGroups) -> list[StageGroups]:
+    """Every stage's groups, in order. All workers of a pipeline must call it at the same time."""
+    if ranks.num_stages == 1:
+        return [own]
+    import torch.distributed
+    from vllm.distributed.parallel_state import get_pp_group
+
+    said: list[bytes] = [b""] * ranks.num_stages
+    torch.distributed.all_gather_object(
+        said, msgspec.json.encode(own), group=get_pp_group().cpu_group
+    )
+    return [msgspec.json.decode(data, type=StageGroups) for data in said]
 
 
 def require_same_layout(layout: Layout, notices: Mapping[Any, LayoutNotice]) -> None:
@@ -129,8 +111,6 @@ def require_same_layout(layout: Layout, notices: Mapping[Any, LayoutNotice]) -> 
 
     Raises ``HandshakeError`` that names each differing field with both values.
     """
-    from kvformat.diff import diff
-
     for notice in notices.values():
         theirs = parse_manifest(notice.manifest)
         if theirs != layout:
@@ -142,91 +122,180 @@ def require_same_layout(layout: Layout, notices: Mapping[Any, LayoutNotice]) -> 
             )
 
 
-def _refuse(name: str, value: object, why: str) -> NoReturn:
-    raise ConfigError(Reason.CONFIG_UNSUPPORTED, f"{name} is {value}: {why}")
+def adopt_layout(
+    vllm_config: Any,
+    kv_cache_config: Any,
+    options: Options,
+    notices: Mapping[Any, LayoutNotice],
+) -> Layout:
+    """The layout of an engine of several pipeline stages, for the scheduler, which is told of the
+    first stage's layers only: the workers' own, where all of them have one and it agrees with
+    what the scheduler knows.
+
+    Raises ``HandshakeError`` like :func:`require_same_layout`, or where there are no workers.
+    """
+    if not notices:
+        raise HandshakeError(Reason.HANDSHAKE_REFUSED, "no worker told its KV layout")
+    theirs = parse_manifest(next(iter(notices.values())).manifest)
+    require_same_layout(theirs, notices)
+    first_stage = describe_stage(vllm_config, kv_cache_config)
+    rest = tuple(
+        None
+        if len(group.layers) == _num_layers(known)
+        else msgspec.structs.replace(group, layers=group.layers[_num_layers(known) :])
+        for known, group in zip(first_stage, theirs.groups, strict=False)
+    )
+    ours = derive_layout(vllm_config, kv_cache_config, options, [first_stage, rest])
+    # Where the stages end is the workers' knowledge; everything else must be the same.
+    starts = theirs.grid.layer_starts
+    ours = msgspec.structs.replace(
+        ours, grid=msgspec.structs.replace(ours.grid, layer_starts=starts)
+    )
+    require_same_layout(ours, notices)
+    return ours
 
 
-def _refuse_parallel(parallel_config: Any) -> None:
-    for name in (
-        "tensor_parallel_size",
-        "pipeline_parallel_size",
-        "prefill_context_parallel_size",
-        "decode_context_parallel_size",
-    ):
+def _refuse_context_parallel(parallel_config: Any) -> None:
+    for name in _CONTEXT_PARALLEL:
         if (size := getattr(parallel_config, name, 1)) != 1:
-            _refuse(name, size, "only 1 is supported so far")
+            refuse(name, size, "this engine's split of a block's tokens isn't described")
 
 
-def _spec_of(group: Any, layer_name: str) -> Any:
-    """The spec of one layer, whether the group has one merged spec or one per layer."""
-    per_layer = getattr(group.kv_cache_spec, "kv_cache_specs", None)
-    return group.kv_cache_spec if per_layer is None else per_layer[layer_name]
+def _joined(stages: Sequence[StageGroups]) -> tuple[Group, ...]:
+    """The groups of the whole model: each stage's layers after those of the stages before."""
+    groups = []
+    for index, parts in enumerate(zip(*stages, strict=True)):
+        present = [part for part in parts if part is not None]
+        if not present:
+            refuse("kv_cache_groups", f"group {index} without a layer", "every group has some")
+        layers: list[Layer] = [layer for part in present for layer in part.layers]
+        groups.append(msgspec.structs.replace(present[0], layers=tuple(layers)))
+    return tuple(groups)
 
 
-def _group(vllm_config: Any, group: Any) -> Group:
-    layers = []
-    for name in group.layer_names:
-        spec = _spec_of(group, name)
-        _refuse_spec(name, spec)
-        layers.append(Layer(name=name, components=(_component(vllm_config, spec),)))
-    return Group(
-        kind="full_attention",
-        block_size=_spec_of(group, group.layer_names[0]).block_size,
-        layers=tuple(layers),
-    )
+def _num_layers(group: Group | None) -> int:
+    return 0 if group is None else len(group.layers)
 
 
-def _refuse_spec(name: str, spec: Any) -> None:
-    what = f"kv cache spec of layer {name}"
-    if type(spec).__name__ != "FullAttentionSpec":
-        _refuse(what, type(spec).__name__, "only FullAttentionSpec is described so far")
-    for field, plain in (
-        ("sliding_window", None),
-        ("attention_chunk_size", None),
-        ("num_head_slots", None),
-        ("state_content_bytes", None),
-        ("tokens_per_state", 1),
-        ("head_size_v", spec.head_size),
-    ):
-        if (value := getattr(spec, field, plain)) != plain:
-            _refuse(what, f"{field}={value}", f"only {field}={plain} is described so far")
+def _head_shards(groups: Sequence[Group], ranks: Ranks, options: Options) -> int:
+    """A shard for each rank that has heads of its own, since an object has one writer; more where
+    the operator asks for more."""
+    num_heads = max(part.num_heads for part in _components(groups))
+    return max(options.head_shards, min(ranks.tensor_size, num_heads))
 
 
-def _component(vllm_config: Any, spec: Any) -> Component:
-    # The CPU kernels see a (block, head) as a plane of keys and a plane of values, each of
-    # block_size x head_size elements, and order the elements of a plane to suit the instruction
-    # set (cpu_attn.py: view(num_blocks, heads, 2 * block_size, head_size).chunk(2)). The last axis
-    # is therefore opaque, and the identity names the packing that fills it.
-    return component(
-        "kv",
-        _dtype(vllm_config, spec),
-        head=spec.num_kv_heads,
-        kv=2,
-        packed=spec.block_size * spec.head_size,
-    )
+def _components(groups: Sequence[Group]) -> set[Component]:
+    return {part for group in groups for layer in group.layers for part in layer.components}
 
 
-def _dtype(vllm_config: Any, spec: Any) -> str:
-    name = str(spec.dtype).removeprefix("torch.")
-    quantisation = getattr(getattr(spec, "kv_quant_mode", None), "name", "NONE")
-    if name != "uint8" and quantisation == "NONE":
-        return name
-    cache_dtype = vllm_config.cache_config.cache_dtype
-    if quantisation != "FP8_PER_TENSOR" or cache_dtype not in _QUANTISED_DTYPES:
-        _refuse("kv_cache_dtype", f"{cache_dtype} ({quantisation})", "it isn't described yet")
-    if getattr(vllm_config.cache_config, "calculate_kv_scales", False):
-        _refuse(
-            "calculate_kv_scales", True, "every process finds its own scales, so none can share"
+def _layer_starts(
+    groups: Sequence[Group],
+    stage_sizes: Sequence[Sequence[int]],
+    model_config: Any,
+    options: Options,
+) -> tuple[tuple[int, ...], ...]:
+    """First layer of each segment, by group: at the stages' ends, or at the operator's cuts."""
+    segments = options.layer_segments
+    if segments == 1:
+        starts = []
+        for index in range(len(groups)):
+            sizes = [sizes[index] for sizes in stage_sizes]
+            starts.append(tuple(sum(sizes[:stage]) for stage in range(len(sizes))))
+        return tuple(starts)
+    bounds = _segment_bounds(int(model_config.get_total_num_hidden_layers()), segments)
+    cuts = tuple(_starts_at(group, bounds) for group in groups)
+    for index, group_cuts in enumerate(cuts):
+        sizes = [sizes[index] for sizes in stage_sizes]
+        for stage in range(1, len(sizes)):
+            first = sum(sizes[:stage])
+            if 0 < first < len(groups[index].layers) and first not in group_cuts:
+                refuse(
+                    "option 'layer_segments'",
+                    segments,
+                    f"a pipeline stage starts at layer {first} of group {index}, inside of a "
+                    f"segment (they start at {list(group_cuts)}); a stage writes whole segments",
+                )
+    return cuts
+
+
+def _segment_bounds(num_layers: int, segments: int | list[int]) -> list[int]:
+    """Model layer at which each segment starts."""
+    if isinstance(segments, list):
+        sizes = segments
+        if sum(sizes) != num_layers:
+            raise ConfigError(
+                Reason.CONFIG_VALUE,
+                f"option 'layer_segments' has the value {segments}, {sum(sizes)} layers in all; "
+                f"the model has {num_layers}",
+            )
+        return [sum(sizes[:index]) for index in range(len(sizes))]
+    if segments > num_layers:
+        raise ConfigError(
+            Reason.CONFIG_VALUE,
+            f"option 'layer_segments' has the value {segments}; the model has {num_layers} layers",
         )
-    return _QUANTISED_DTYPES[cache_dtype]
+    from vllm.distributed.utils import get_pp_indices
+
+    # The engine's own way to deal layers to stages, so that one stage with n segments shares
+    # objects with n stages.
+    return [get_pp_indices(num_layers, index, segments)[0] for index in range(segments)]
+
+
+def _starts_at(group: Group, bounds: Sequence[int]) -> tuple[int, ...]:
+    # A draft's layers count from 0 again, or on from the model's: they stay in the last segment
+    # that the layers before them reached.
+    reached = []
+    highest = 0
+    for layer in group.layers:
+        highest = max(highest, layer_index(layer.name))
+        reached.append(highest)
+    return tuple(sum(index < bound for index in reached) for bound in bounds)
+
+
+def _weights(vllm_config: Any, config: Any, given: str) -> str:
+    load = vllm_config.load_config
+    return weights_identity(
+        config.model,
+        given=given,
+        load_format=str(load.load_format),
+        revision=config.revision,
+        download_dir=load.download_dir,
+    )
+
+
+def _draft_identity(vllm_config: Any, options: Options) -> dict[str, str]:
+    """The weights of a draft whose layers are in the cache, too."""
+    draft = getattr(vllm_config.speculative_config, "draft_model_config", None)
+    if draft is None:
+        return {}
+    return {"draft_weights": _weights(vllm_config, draft, options.model_identity)}
+
+
+def _device() -> str:
+    from vllm.platforms import current_platform
+
+    if is_npu():
+        return "npu"
+    if not current_platform.is_cpu():
+        name = current_platform.device_name
+        refuse("device", name, "only the CPU backend and vllm-ascend's are described")
+    return "cpu"
+
+
+def _packing_of_groups(vllm_config: Any, kv_cache_config: Any) -> str:
+    """Name of the order in which kernels keep a block's elements: part of the identity."""
+    if _device() == "npu":
+        return npu_packing(vllm_config)
+    names = {
+        _packing(vllm_config, spec)
+        for group in kv_cache_config.kv_cache_groups
+        for spec in [spec_of(group, name) for name in group.layer_names]
+        if is_packed(spec)
+    }
+    return ",".join(sorted(names)) or "plain"
 
 
 def _packing(vllm_config: Any, spec: Any) -> str:
-    """Name of the order in which kernels keep a plane's elements: part of the identity."""
-    from vllm.platforms import current_platform
-
-    if not current_platform.is_cpu():
-        _refuse("device", current_platform.device_name, "only the CPU backend is described so far")
     from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 
     instructions = _get_attn_isa(
@@ -236,62 +305,3 @@ def _packing(vllm_config: Any, spec: Any) -> str:
         vllm_config.cache_config.cache_dtype,
     )
     return f"cpu-{instructions}"
-
-
-def _hash_recipe(cache_config: Any, kv_cache_config: Any) -> HashRecipe:
-    algorithm = str(cache_config.prefix_caching_hash_algo)
-    if algorithm not in _HASH_NBYTES:
-        _refuse("prefix_caching_hash_algo", algorithm, f"known: {', '.join(_HASH_NBYTES)}")
-    seed = os.environ.get("PYTHONHASHSEED")
-    if seed is None:
-        if algorithm.startswith("xxhash"):
-            _refuse(
-                "prefix_caching_hash_algo",
-                algorithm,
-                "without PYTHONHASHSEED its seed is random in every process, so no two share a "
-                "block; set PYTHONHASHSEED to one value everywhere, or use sha256",
-            )
-        from vllm.v1.core.kv_cache_utils import DEFAULT_NONE_HASH_SEED
-
-        seed = DEFAULT_NONE_HASH_SEED
-    block_size = (
-        getattr(kv_cache_config, "hash_block_size", None)
-        or getattr(cache_config, "hash_block_size", None)
-        or cache_config.block_size
-    )
-    return HashRecipe(
-        algorithm=algorithm,
-        seed=hashlib.sha256(seed.encode()).hexdigest(),
-        block_size=block_size,
-        digest_nbytes=_HASH_NBYTES[algorithm],
-    )
-
-
-def _place_packed(name: str, described: Component, tensor: Any) -> ComponentPlacement:
-    num_heads, _, packed = described.byte_sizes
-    plane_nbytes = packed * described.item_nbytes
-    _, heads, tokens, channels = tensor.shape if tensor.dim() == 4 else (0, 0, 0, 0)
-    item_nbytes = tensor.element_size()
-    block_stride, head_stride, token_stride, channel_stride = (
-        stride * item_nbytes for stride in tensor.stride()
-    )
-    if (
-        heads != num_heads
-        or tokens * channels * item_nbytes != 2 * plane_nbytes
-        or channel_stride != item_nbytes
-        or token_stride != channels * item_nbytes
-    ):
-        _refuse(
-            f"kv cache tensor of layer {name}",
-            f"{tuple(tensor.shape)} with strides {tuple(tensor.stride())}",
-            f"expected [num_blocks, {num_heads}, block_size, K|V] with {2 * plane_nbytes} bytes "
-            "without gaps per head",
-        )
-    return ComponentPlacement(
-        component=described.name,
-        base_address=tensor.data_ptr(),
-        block_stride_nbytes=block_stride,
-        axis_strides_nbytes=(head_stride, plane_nbytes, described.item_nbytes),
-        head_start=0,
-        head_stop=num_heads,
-    )

@@ -21,6 +21,7 @@ from kvformat.key import layout_namespace, namespace_prefix
 from kvformat_connector.config import directions, parse_options
 from kvformat_connector.engine import derive_layout, require_same_layout
 from kvformat_connector.messages import LayoutNotice, StepPlan, WorkerReport, merge_reports
+from kvformat_connector.metrics import ConnectorStats, PrometheusMetrics
 from kvformat_connector.ported import without_effect
 from kvformat_connector.scheduler import Scheduler
 from kvformat_connector.starting import log_versions, open_checked_store
@@ -29,6 +30,11 @@ from kvformat_connector.worker import Worker
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+    from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
+        KVConnectorPromMetrics,
+        KVConnectorStats,
+        PromMetric,
+    )
     from vllm.forward_context import ForwardContext
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -91,6 +97,8 @@ class KVFormatConnector(KVConnectorBase_V1):
         self._layout = derive_layout(vllm_config, kv_cache_config, options)
         self._rank = vllm_config.parallel_config.rank
         self._counters = Counters()
+        is_worker = role == KVConnectorRole.WORKER
+        self._source = f"worker {self._rank}" if is_worker else "scheduler"
         namespace = layout_namespace(self._layout)
         self.namespace = namespace_prefix(namespace)
         self._scheduler: Scheduler | None = None
@@ -161,6 +169,25 @@ class KVFormatConnector(KVConnectorBase_V1):
         return True
 
     # Both roles
+
+    def get_kv_connector_stats(self) -> KVConnectorStats | None:
+        return ConnectorStats.take(self._counters, self._source)
+
+    @classmethod
+    def build_kv_connector_stats(
+        cls, data: dict[str, Any] | None = None
+    ) -> KVConnectorStats | None:
+        return ConnectorStats(data or {})
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: VllmConfig,
+        metric_types: dict[type[PromMetric], type[PromMetric]],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> KVConnectorPromMetrics | None:
+        return PrometheusMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     def shutdown(self) -> None:
         if self._worker is not None:

@@ -31,6 +31,7 @@ ENVIRONMENT = {
 }
 
 BLOCK_SIZE = 32
+_SETTLE_LIMIT_S = 10.0
 
 
 class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -225,6 +226,8 @@ def _report(llm: Any, spec: EngineSpec, sampling: Any, answers: list[Answer]) ->
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
     worker: Any = get_kv_transfer_group()
+    # Objects are committed behind the engine's back; the counts are complete when all are.
+    worker.worker.settle(_SETTLE_LIMIT_S)
     scheduler = llm.llm_engine.engine_core.engine_core.scheduler.connector
     if not spec.engine_options.get("disable_log_stats", True):
         # Saves end behind the engine's back; the steps of one more request collect their counts.

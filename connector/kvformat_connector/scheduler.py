@@ -65,6 +65,8 @@ class Scheduler:
         )
         self._requests: dict[str, _Request] = {}
         self._acknowledged: dict[int, int] = {}
+        #: By rank: whether it leaves the store alone, so that nothing may be promised.
+        self._store_down: dict[int, bool] = {}
         #: Blocks in memory that hold garbage under a hash that the engine may still serve from its
         #: own prefix cache, when the request that was to recompute them is gone.
         self._garbage: set[int] = set()
@@ -73,6 +75,9 @@ class Scheduler:
         """Tokens after the first ``num_local_tokens`` that can be loaded: whole blocks, and never
         the last token, which the engine must compute to have something to sample from."""
         if not self._may_load or not self._is_stored(request):
+            return 0
+        if any(self._store_down.values()):
+            self._counters.add("lookup.store_down")
             return 0
         hashes = self._hashes_of_blocks(request.block_hashes)
         limit = min(len(hashes), (request.num_tokens - 1) // self._block_size)
@@ -131,6 +136,7 @@ class Scheduler:
         """Workers could not load what a request had been promised."""
         self._acknowledged.update(report.numbers)
         self._distrusted.add(report.failed_hashes)
+        self._store_down.update(report.store_down)
         self._garbage.update(report.failed_block_ids)
         self._counters.add("lookup.broken_promises", len(report.failed_hashes))
 

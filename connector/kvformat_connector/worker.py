@@ -14,7 +14,6 @@ from kvformat_connector.breaker import Breaker
 from kvformat_connector.bulk import BulkLoads
 from kvformat_connector.config import Options
 from kvformat_connector.depth import Depth
-from kvformat_connector.device import HostDevice
 from kvformat_connector.engine import derive_placement, layer_addresses
 from kvformat_connector.loading import LoadOutcome, LoadStep
 from kvformat_connector.messages import StepPlan, WorkerReport, merge_reports
@@ -22,6 +21,7 @@ from kvformat_connector.objects import Rank, make_rows, wanted_blocks
 from kvformat_connector.probing import probe_store
 from kvformat_connector.saving import SaveStep
 from kvformat_connector.stats import Counters
+from kvformat_connector.torchdevice import device_for
 from kvformat_connector.transfer import Channels, Lane
 
 logger = logging.getLogger(__name__)
@@ -78,6 +78,7 @@ class Worker:
         self._failed_requests: set[str] = set()
         self._report: WorkerReport | None = None
         self._num_reports = 0
+        self._is_told_down = False
         self._manifest_due_at = float("-inf")
 
     def register(self, kv_caches: Mapping[str, Any]) -> None:
@@ -88,7 +89,7 @@ class Worker:
             self._namespace,
             placement,
             self._store,
-            HostDevice(placement.regions),
+            device_for(self._layout, placement, kv_caches),
             self._options,
         )
         self._bulk = BulkLoads(
@@ -163,6 +164,9 @@ class Worker:
         """What the scheduler must know of this step, or None."""
         self._finish_loads()
         self._poll_bulk()
+        if self._breaker.is_open != self._is_told_down:
+            self._is_told_down = self._breaker.is_open
+            self._add_report(WorkerReport(store_down={self._rank_number: self._is_told_down}))
         report, self._report = self._report, None
         return report
 
@@ -270,9 +274,7 @@ class Worker:
             else:
                 self._failed_requests.add(outcome.request_id)
             # Nothing was computed on these blocks, so there is no garbage to tell of.
-            self._add_report(
-                WorkerReport(numbers={}, failed_hashes=outcome.block_hashes, failed_block_ids=[])
-            )
+            self._add_report(WorkerReport(failed_hashes=outcome.block_hashes))
 
     def _add_report(self, report: WorkerReport) -> None:
         self._report = report if self._report is None else merge_reports(self._report, report)

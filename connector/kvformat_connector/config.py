@@ -52,6 +52,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     consumer_is_to_put: bool = False  #: whether a kv_consumer saves to the store
     save_decode_blocks: bool = False  #: also keep blocks that hold generated tokens
     failed_key_retry_ms: int = 30_000  #: how long a key that failed to load isn't promised
+    transfer_deadline_ms: int = 5000  #: a call to the store that takes longer is given up
+    breaker_retry_ms: int = 5000  #: how often a store that is left alone is tried again
+    staging_bytes: int = 512 << 20  #: host memory that transfers go through
     replica_num: int | None = None  #: copies of each object (Mooncake)
     preferred_segment: bool | str | None = None  #: where the first copy goes; true: this process
     prefer_alloc_in_same_node: bool | None = None  #: all copies on one node (Mooncake)
@@ -66,6 +69,9 @@ _AT_LEAST: Final = {
     "layer_segments": 1,
     "lookup_window": 1,
     "failed_key_retry_ms": 0,
+    "transfer_deadline_ms": 1,
+    "breaker_retry_ms": 1,
+    "staging_bytes": 1,
     "replica_num": 1,
     "soft_pin_ms": 1,
 }

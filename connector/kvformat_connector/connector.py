@@ -29,6 +29,7 @@ from kvformat_connector.engine import (
     stage_ranks,
 )
 from kvformat_connector.messages import LayoutNotice, StepPlan, WorkerReport, merge_reports
+from kvformat_connector.metrics import ConnectorStats, PrometheusMetrics
 from kvformat_connector.ported import without_effect
 from kvformat_connector.scheduler import Scheduler, load_mode
 from kvformat_connector.starting import log_versions, open_checked_store
@@ -38,6 +39,11 @@ from kvformat_connector.worker import Worker
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
+    from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
+        KVConnectorPromMetrics,
+        KVConnectorStats,
+        PromMetric,
+    )
     from vllm.forward_context import ForwardContext
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -103,8 +109,12 @@ class KVFormatConnector(KVConnectorBase_V1, SupportsHMA):
         self._ranks = stage_ranks(vllm_config, kv_cache_config)
         self._rank = vllm_config.parallel_config.rank
         self._counters = Counters()
+        is_worker = role == KVConnectorRole.WORKER
+        self._source = f"worker {self._rank}" if is_worker else "scheduler"
         self._scheduler: Scheduler | None = None
         self._worker: Worker | None = None
+        #: The layer that was waited for last: what a hook without a name means.
+        self._layer = ""
         if role == KVConnectorRole.SCHEDULER:
             for sentence in without_effect(extra_config):
                 logger.warning("%s", sentence)
@@ -183,6 +193,25 @@ class KVFormatConnector(KVConnectorBase_V1, SupportsHMA):
         return True
 
     # Both roles
+
+    def get_kv_connector_stats(self) -> KVConnectorStats | None:
+        return ConnectorStats.take(self._counters, self._source)
+
+    @classmethod
+    def build_kv_connector_stats(
+        cls, data: dict[str, Any] | None = None
+    ) -> KVConnectorStats | None:
+        return ConnectorStats(data or {})
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: VllmConfig,
+        metric_types: dict[type[PromMetric], type[PromMetric]],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> KVConnectorPromMetrics | None:
+        return PrometheusMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     def shutdown(self) -> None:
         if self._worker is not None:

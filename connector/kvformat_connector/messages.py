@@ -73,11 +73,15 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     """Loads that failed: the number of the report by rank, the blocks that nobody should be
-    promised for a while, and where in memory garbage stands for them."""
+    promised for a while, and where in memory garbage stands for them.
 
-    numbers: dict[int, int]
-    failed_hashes: list[bytes]
-    failed_block_ids: list[int]
+    ``store_down[rank]`` is told when it changes: while it's true the rank loads and saves nothing.
+    """
+
+    numbers: dict[int, int] = {}
+    failed_hashes: list[bytes] = []
+    failed_block_ids: list[int] = []
+    store_down: dict[int, bool] = {}
 
 
 def merge_reports(first: WorkerReport, second: WorkerReport) -> WorkerReport:
@@ -86,6 +90,7 @@ def merge_reports(first: WorkerReport, second: WorkerReport) -> WorkerReport:
         numbers={**first.numbers, **second.numbers},
         failed_hashes=[*first.failed_hashes, *second.failed_hashes],
         failed_block_ids=[*first.failed_block_ids, *second.failed_block_ids],
+        store_down={**first.store_down, **second.store_down},
     )
 
 

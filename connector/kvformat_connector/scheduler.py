@@ -87,6 +87,8 @@ class Scheduler:
         self._num_local_tokens: dict[str, int] = {}
         self._bulk_loads: list[RequestStep] = []
         self._acknowledged: dict[int, int] = {}
+        #: By rank: whether it leaves the store alone, so that nothing may be promised.
+        self._store_down: dict[int, bool] = {}
         #: Blocks in memory that hold garbage under a hash that the engine may still serve from its
         #: own prefix cache, when the request that was to recompute them is gone.
         self._garbage: set[int] = set()
@@ -95,6 +97,9 @@ class Scheduler:
         """Tokens after the first ``num_local_tokens`` that can be loaded: whole blocks, and never
         the last token, which the engine must compute to have something to sample from."""
         if not self._may_load or not self._is_stored(request):
+            return 0
+        if any(self._store_down.values()):
+            self._counters.add("lookup.store_down")
             return 0
         num_hashed = len(request.block_hashes) * self._hash_block_size
         limit = min(num_hashed, request.num_tokens - 1) // self._unit * self._unit
@@ -186,6 +191,7 @@ class Scheduler:
         """Workers could not load what a request had been promised."""
         self._acknowledged.update(report.numbers)
         self._distrusted.add(report.failed_hashes)
+        self._store_down.update(report.store_down)
         self._garbage.update(report.failed_block_ids)
         self._counters.add("lookup.broken_promises", len(report.failed_hashes))
 

@@ -180,6 +180,15 @@ def within(limit_s: float, what: str, master: str, call: Callable[[], T]) -> T:
     return answers[0]
 
 
+def missing_session_methods() -> list[str]:
+    """What the installed Mooncake lacks. Raises ``ImportError`` where it can't be imported."""
+    return _missing(importlib.import_module("mooncake.store").MooncakeDistributedStore)
+
+
+def _missing(kind: Any) -> list[str]:
+    return [name for name in _SESSION_METHODS if not hasattr(kind, name)]
+
+
 def _new_client(versions: MooncakeVersions) -> Client:
     found = f"found {versions.distribution} {versions.version}"
     try:
@@ -190,8 +199,7 @@ def _new_client(versions: MooncakeVersions) -> Client:
             f"option store: Mooncake can't be imported ({found}): {error}",
         ) from error
     kind: Any = module.MooncakeDistributedStore
-    missing = [name for name in _SESSION_METHODS if not hasattr(kind, name)]
-    if missing:
+    if missing := _missing(kind):
         raise StoreUnavailableError(
             Reason.STORE_UNSUPPORTED,
             f"option store: Mooncake >= {NEEDED_VERSION} is needed, {found}, "

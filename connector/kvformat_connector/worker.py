@@ -20,6 +20,7 @@ from kvformat_connector.messages import StepPlan, WorkerReport, merge_reports
 from kvformat_connector.objects import Rank, make_rows, wanted_blocks
 from kvformat_connector.probing import probe_store
 from kvformat_connector.saving import SaveStep
+from kvformat_connector.sessions import Asking
 from kvformat_connector.stats import Counters
 from kvformat_connector.torchdevice import device_for
 from kvformat_connector.transfer import Channels, Lane
@@ -307,8 +308,8 @@ class Worker:
     def _probe(self, suspects: Sequence[str]) -> bool:
         return self._rank is not None and probe_store(self._rank, suspects)
 
-    def _publish_manifest(self) -> None:
+    def _publish_manifest(self, asking: Asking) -> None:
         assert self._rank is not None
         if self._clock() >= self._manifest_due_at:
-            self._rank.publish_manifest()
+            self._rank.publish_manifest(asking)
             self._manifest_due_at = self._clock() + _MANIFEST_EVERY_S

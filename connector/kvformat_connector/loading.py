@@ -276,9 +276,11 @@ class LoadStep:
         self, keys: list[str], stage: Stage, offset: int, stage_rows: Indices
     ) -> list[int]:
         totals = [0] * len(keys)
-        template = self._rank.stage_ranges(stage, offset)
-        for batch in template.batches(stage_rows, self._rank.limits):
-            codes = self._channel.ask(self._rank.store.get_ranges, keys[batch.rows], *batch.ranges)
+        limits = self._rank.pace.limits
+        template = self._rank.stage_ranges(stage, offset, limits)
+        for batch in template.batches(stage_rows, limits):
+            call = self._rank.store.get_ranges
+            codes = self._rank.move(self._channel, call, keys, batch)
             # A row may come in several calls; one that has failed in one stays failed.
             for row, code in enumerate(codes, batch.rows.start):
                 if totals[row] >= 0:

@@ -183,9 +183,11 @@ class SaveStep:
         keys = [rows.keys[row] for row in chunk[positions].tolist()]
         nbytes = stage.row_nbytes
         totals = [0] * len(keys)
-        template = self._rank.stage_ranges(stage, offset)
-        for batch in template.batches(positions, self._rank.limits):
-            codes = self._channel.ask(self._rank.store.put_ranges, keys[batch.rows], *batch.ranges)
+        limits = self._rank.pace.limits
+        template = self._rank.stage_ranges(stage, offset, limits)
+        for batch in template.batches(positions, limits):
+            call = self._rank.store.put_ranges
+            codes = self._rank.move(self._channel, call, keys, batch)
             # A row may come in several calls; one that has failed in one stays failed.
             for row, code in enumerate(codes, batch.rows.start):
                 if totals[row] >= 0:

@@ -14,7 +14,12 @@ from kvformat_connector.breaker import Breaker
 from kvformat_connector.bulk import BulkLoads
 from kvformat_connector.config import Options
 from kvformat_connector.depth import Depth
-from kvformat_connector.engine import Ranks, derive_placement, layer_addresses
+from kvformat_connector.engine import (
+    Ranks,
+    derive_placement,
+    layer_addresses,
+    merge_over_tensor_ranks,
+)
 from kvformat_connector.loading import LoadOutcome, LoadStep
 from kvformat_connector.messages import StepPlan, WorkerReport, merge_reports
 from kvformat_connector.objects import Rank, make_rows, wanted_blocks
@@ -250,7 +255,14 @@ class Worker:
     def _finish_loads(self) -> None:
         loads, self._loads = self._loads, None
         if loads is not None:
-            self._tainted |= self._note_failures(loads.finish())
+            tainted = self._note_failures(loads.finish())
+            # Every tensor rank has the same loads, so all of them come here in this step.
+            merged = merge_over_tensor_ranks(self._ranks, tainted)
+            if merged and not tainted:
+                # Another rank's garbage is in what this one computed too.
+                self._num_reports += 1
+                self._add_report(WorkerReport(numbers={self._rank_number: self._num_reports}))
+            self._tainted |= merged
             self._counters.set("prefetch_layers", self._depth.num_layers)
 
     def _note_failures(self, outcome: LoadOutcome) -> set[str]:

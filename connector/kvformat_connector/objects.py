@@ -155,6 +155,12 @@ class Rows:
         """The requests that want a row."""
         return [self.owners[target] for target in self.targets_of(row)]
 
+    def keys_of(self, rows: Indices) -> list[str]:
+        """Keys of some rows, given ascending."""
+        if len(rows) == len(self.keys):
+            return self.keys
+        return [self.keys[row] for row in rows.tolist()]
+
     def first_block_ids(self, group: int, rows: Indices) -> Indices:
         """``[num_rows]``: the first target of each of these rows."""
         ids = self.block_ids[group]
@@ -264,6 +270,30 @@ class Rank:
             has_failed=Code.TRANSFER_FAILED in codes,
         )
         return codes
+
+    def move_stage(
+        self,
+        asking: Asking,
+        call: Callable[..., list[int]],
+        keys: list[str],
+        stage: Stage,
+        stage_rows: Indices,
+        offset: int,
+    ) -> list[int]:
+        """Range calls between rows of a stage and ``offset`` of the objects; bytes by key, or a
+        code: a row may come in several calls, and one that has failed in one stays failed."""
+        limits = self.pace.limits
+        totals: list[int] | None = None
+        for batch in self.stage_ranges(stage, offset, limits).batches(stage_rows, limits):
+            codes = self.move(asking, call, keys, batch)
+            if totals is None and len(codes) == len(keys):
+                totals = codes
+                continue
+            totals = totals or [0] * len(keys)
+            for row, code in enumerate(codes, batch.rows.start):
+                if totals[row] >= 0:
+                    totals[row] = code if code < 0 else totals[row] + code
+        return totals or []
 
     def publish_manifest(self, asking: Asking) -> int:
         """Store the manifest of the namespace, so that its keys can be explained by anyone."""

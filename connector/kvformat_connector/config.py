@@ -7,16 +7,25 @@ value, or contradicts another stops the start with a ``ConfigError`` that names 
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Mapping
 from typing import Any, Final, Literal
+from urllib.parse import urlencode
 
 import msgspec
 
 from kvformat.errors import ConfigError, Reason
 from kvformat.registry import MAX_INTEGER
+from kvformat_connector.ported import translate
 
 #: Store URI of a backend that is named the way vllm-ascend names it.
 _BACKEND_URIS: Final = {"mooncake": "mooncake://", "memory": "memory://"}
+
+#: More than any call moves: what a limit of 0 stands for.
+NO_LIMIT: Final = 1 << 62
+
+#: Writes one JSON line for each store call that touches a key; see :mod:`tracing`.
+RANGE_DEBUG_VARIABLE: Final = "KVFORMAT_RANGE_DEBUG"
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -30,35 +39,62 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     tenant: str = "default"  #: tenants share nothing
     model_name: str = ""  #: name of the model in keys; empty takes it from the engine
     model_identity: str = ""  #: revision or digest of the weights; empty finds it out
-    use_layerwise: bool = True
-    layerwise_prefetch_layers: int = 2  #: layers read ahead of the one that computes
-    layerwise_max_transfer_blocks: int = 256  #: rows of one call to the store
-    layerwise_max_transfer_bytes: int = 64 << 20  #: bytes of one call to the store
+    use_layerwise: bool | Literal["auto"] = True
+    layerwise_prefetch_layers: int | Literal["auto"] = 2  #: read ahead of the one that computes
+    layerwise_max_transfer_blocks: int = 256  #: rows of one call to the store; 0: no limit
+    layerwise_max_transfer_bytes: int = 64 << 20  #: bytes of one call to the store; 0: no limit
     verify: Literal["checksum", "header"] = "checksum"
-    head_shards: int = 1  #: objects per block along the head axis
-    layer_segments: int = 1  #: objects per block along the layer axis
+    head_shards: int = 1  #: objects per block along the head axis, at least one a rank
+    #: objects per block along the layer axis, or how many layers each of them has
+    layer_segments: int | list[int] = 1
     lookup_window: int = 32  #: blocks of the first lookup call; doubles while all are there
+    producer_is_to_load: bool = True  #: whether a kv_producer loads from the store
+    consumer_is_to_load: bool = True  #: whether a kv_consumer loads from the store
+    consumer_is_to_put: bool = False  #: whether a kv_consumer saves to the store
     save_decode_blocks: bool = False  #: also keep blocks that hold generated tokens
     failed_key_retry_ms: int = 30_000  #: how long a key that failed to load isn't promised
+    transfer_deadline_ms: int = 5000  #: a call to the store that takes longer is given up
+    breaker_retry_ms: int = 5000  #: how often a store that is left alone is tried again
+    staging_bytes: int = 512 << 20  #: host memory that transfers go through
+    replica_num: int | None = None  #: copies of each object (Mooncake)
+    preferred_segment: bool | str | None = None  #: where the first copy goes; true: this process
+    prefer_alloc_in_same_node: bool | None = None  #: all copies on one node (Mooncake)
+    soft_pin_ms: int | None = None  #: how long eviction passes an object by (Mooncake)
 
 
 #: The least value of each option that is a number; the largest is one that arrays can hold.
 _LEAST: Final = {
     "layerwise_prefetch_layers": 1,
-    "layerwise_max_transfer_blocks": 1,
-    "layerwise_max_transfer_bytes": 1,
+    "layerwise_max_transfer_blocks": 0,
+    "layerwise_max_transfer_bytes": 0,
     "head_shards": 1,
     "layer_segments": 1,
     "lookup_window": 1,
     "failed_key_retry_ms": 0,
+    "transfer_deadline_ms": 1,
+    "breaker_retry_ms": 1,
+    "staging_bytes": 1,
+    "replica_num": 1,
+    "soft_pin_ms": 1,
 }
+
+#: Texts that mean nothing when they are empty.
+_NEVER_EMPTY: Final = ("tenant", "preferred_segment")
+
+_UNLIMITED_AT_ZERO: Final = ("layerwise_max_transfer_blocks", "layerwise_max_transfer_bytes")
+
+#: Where Mooncake keeps an object: told to the store, in its URI.
+_REPLICA_OPTIONS: Final = (
+    "replica_num",
+    "preferred_segment",
+    "prefer_alloc_in_same_node",
+    "soft_pin_ms",
+)
 
 #: Options that are named already, with the value that works and why no other does yet.
 _FIXED_SO_FAR: Final[dict[str, tuple[object, str]]] = {
     "use_layerwise": (True, "loads in one piece are not built yet"),
     "verify": ("checksum", "reading the header again is for device memory, not built yet"),
-    "head_shards": (1, "the connector serves tensor_parallel_size 1 only so far"),
-    "layer_segments": (1, "objects are committed whole so far"),
 }
 
 
@@ -69,27 +105,65 @@ def parse_options(extra_config: Mapping[str, Any]) -> Options:
         ConfigError: with reason ``config_unknown``, ``config_value``, ``config_conflict``,
             ``config_missing`` or ``config_unsupported``; the text names the option and its value.
     """
+    given = translate(extra_config)
     known = Options.__struct_fields__
-    for name in extra_config:
+    for name in given:
         if name not in known:
             close = difflib.get_close_matches(str(name), known, n=1)
             hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
             raise ConfigError(
                 Reason.CONFIG_UNKNOWN,
-                f"unknown option {name!r} (value {extra_config[name]!r}) in "
+                f"unknown option {name!r} (value {given[name]!r}) in "
                 f"kv_connector_extra_config; {hint}",
             )
     try:
         # strict: "2" is not a number and 1 is not a boolean; a typo must not be understood.
-        options = msgspec.convert(dict(extra_config), Options, strict=True)
+        options = msgspec.convert(given, Options, strict=True)
     except msgspec.ValidationError as error:
         name = _named_option(str(error))
         raise ConfigError(
             Reason.CONFIG_VALUE,
-            f"option {name!r} has the value {extra_config.get(name)!r}: {error}",
+            f"option {name!r} has the value {given.get(name)!r}: {error}",
         ) from None
     _check_values(options)
-    return msgspec.structs.replace(options, store=_store_uri(options))
+    return msgspec.structs.replace(
+        options,
+        store=_with_replica_options(_store_uri(options), options),
+        **{name: NO_LIMIT for name in _UNLIMITED_AT_ZERO if not getattr(options, name)},
+    )
+
+
+def parse_range_debug(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether ``KVFORMAT_RANGE_DEBUG`` asks for a line per store call; absent means no.
+
+    Raises ``ConfigError`` for anything but 0 and 1: a typo must not leave a trace unwritten.
+    """
+    value = environ.get(RANGE_DEBUG_VARIABLE, "0")
+    if value not in ("0", "1"):
+        raise ConfigError(
+            Reason.CONFIG_VALUE,
+            f"environment variable {RANGE_DEBUG_VARIABLE} has the value {value!r}, expected 0 or 1",
+        )
+    return value == "1"
+
+
+def directions(kv_role: str, options: Options) -> tuple[bool, bool]:
+    """Whether a server of this role loads from the store, and whether it saves to it.
+
+    Raises ``ConfigError`` with reason ``config_conflict`` for a server that does neither.
+    """
+    if kv_role == "kv_both":
+        return True, True
+    if kv_role == "kv_producer":
+        # As in vllm-ascend and vLLM's own pool: prompts of a prefill server share prefixes too.
+        return options.producer_is_to_load, True
+    if not options.consumer_is_to_load and not options.consumer_is_to_put:
+        raise ConfigError(
+            Reason.CONFIG_CONFLICT,
+            f"kv_role is {kv_role!r}, option 'consumer_is_to_load' has the value False and option "
+            "'consumer_is_to_put' has the value False: nothing is left to do",
+        )
+    return options.consumer_is_to_load, options.consumer_is_to_put
 
 
 def _named_option(text: str) -> str:
@@ -99,10 +173,22 @@ def _named_option(text: str) -> str:
 
 def _check_values(options: Options) -> None:
     for name, least in _LEAST.items():
-        if not least <= (value := getattr(options, name)) <= MAX_INTEGER:
+        value = getattr(options, name)
+        if isinstance(value, int) and not least <= value <= MAX_INTEGER:
             raise ConfigError(
                 Reason.CONFIG_VALUE,
                 f"option {name!r} has the value {value!r}, expected {least} to {MAX_INTEGER}",
+            )
+    if isinstance(options.layer_segments, list) and min(options.layer_segments, default=0) < 1:
+        raise ConfigError(
+            Reason.CONFIG_VALUE,
+            f"option 'layer_segments' has the value {options.layer_segments!r}, expected at least "
+            "1 layer in each",
+        )
+    for name in _NEVER_EMPTY:
+        if getattr(options, name) == "":
+            raise ConfigError(
+                Reason.CONFIG_VALUE, f"option {name!r} has the value '', expected a text"
             )
     for name, (only, why) in _FIXED_SO_FAR.items():
         if (value := getattr(options, name)) != only:
@@ -142,3 +228,22 @@ def _store_uri(options: Options) -> str:
             "set one of them",
         )
     return options.store
+
+
+def _with_replica_options(uri: str, options: Options) -> str:
+    """``uri`` with the replica options that were given; its store refuses one given twice."""
+    given = {
+        name: str(value).lower() if isinstance(value, bool) else str(value)
+        for name in _REPLICA_OPTIONS
+        if (value := getattr(options, name)) is not None
+    }
+    if not given:
+        return uri
+    if not uri.startswith("mooncake://"):
+        name = next(iter(given))
+        raise ConfigError(
+            Reason.CONFIG_CONFLICT,
+            f"option {name!r} has the value {getattr(options, name)!r}, but only a mooncake:// "
+            f"store places replicas; the store is {uri!r}",
+        )
+    return f"{uri}{'&' if '?' in uri else '?'}{urlencode(given)}"

@@ -14,26 +14,44 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorMetadata,
     KVConnectorRole,
     KVConnectorWorkerMetadata,
+    SupportsHMA,
 )
 
 from kvformat.fingerprint import manifest
 from kvformat.key import layout_namespace, namespace_prefix
-from kvformat.stores.opening import open_store
-from kvformat_connector.config import parse_options
-from kvformat_connector.engine import derive_layout, require_same_layout
+from kvformat_connector.config import directions, parse_options
+from kvformat_connector.engine import (
+    adopt_layout,
+    derive_layout,
+    describe_stage,
+    gather_stages,
+    require_same_layout,
+    stage_ranks,
+)
 from kvformat_connector.messages import LayoutNotice, StepPlan, WorkerReport, merge_reports
-from kvformat_connector.scheduler import Scheduler
+from kvformat_connector.metrics import ConnectorStats, PrometheusMetrics
+from kvformat_connector.ported import without_effect
+from kvformat_connector.scheduler import Scheduler, load_mode
+from kvformat_connector.starting import log_versions, open_checked_store
 from kvformat_connector.stats import Counters, Rejection
 from kvformat_connector.worker import Worker
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
+    from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
+        KVConnectorPromMetrics,
+        KVConnectorStats,
+        PromMetric,
+    )
     from vllm.forward_context import ForwardContext
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
+
+    from kvformat.layout import Layout
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +90,7 @@ class LayoutMetadata(KVConnectorHandshakeMetadata):
         self.notice = notice
 
 
-class KVFormatConnector(KVConnectorBase_V1):
+class KVFormatConnector(KVConnectorBase_V1, SupportsHMA):
     """Keeps KV cache blocks as kvformat objects in a shared store, layer by layer."""
 
     def __init__(
@@ -84,38 +102,62 @@ class KVFormatConnector(KVConnectorBase_V1):
         super().__init__(vllm_config, role, kv_cache_config)
         _log_like_the_engine()
         transfer = self._kv_transfer_config
-        options = parse_options(transfer.kv_connector_extra_config)
-        self._layout = derive_layout(vllm_config, kv_cache_config, options)
+        extra_config = transfer.kv_connector_extra_config
+        options = parse_options(extra_config)
+        directions(transfer.kv_role, options)  # a contradiction must stop the start here
+        self._options = options
+        self._ranks = stage_ranks(vllm_config, kv_cache_config)
         self._rank = vllm_config.parallel_config.rank
         self._counters = Counters()
-        namespace = layout_namespace(self._layout)
-        self.namespace = namespace_prefix(namespace)
+        is_worker = role == KVConnectorRole.WORKER
+        self._source = f"worker {self._rank}" if is_worker else "scheduler"
         self._scheduler: Scheduler | None = None
         self._worker: Worker | None = None
+        #: The layer that was waited for last: what a hook without a name means.
+        self._layer = ""
         if role == KVConnectorRole.SCHEDULER:
-            logger.info("KV objects of this server are under %s", self.namespace)
+            for sentence in without_effect(extra_config):
+                logger.warning("%s", sentence)
             if transfer.kv_load_failure_policy == "fail":
                 logger.warning(
                     "kv_load_failure_policy is 'fail': a request whose KV can't be loaded ends "
                     "with an error; 'recompute' computes it instead"
                 )
+        stage = describe_stage(vllm_config, kv_cache_config)
+        if self._ranks.num_stages == 1:
+            self._start(derive_layout(vllm_config, kv_cache_config, options, [stage]))
+
+    def _start(self, layout: Layout) -> None:
+        """Begin the work of this role. With several pipeline stages no process knows the whole
+        layout before the workers have told each other, and then the scheduler."""
+        self._layout = layout
+        namespace = layout_namespace(layout)
+        self.namespace = namespace_prefix(namespace)
+        may_load, may_save = directions(self._kv_transfer_config.kv_role, self._options)
+        # Last, because it is the only step that takes time and leaves something open.
+        store = open_checked_store(self._options.store, self.role.name.lower())
+        if self.role == KVConnectorRole.SCHEDULER:
+            log_versions(store)
+            logger.info("KV objects of this server are under %s", self.namespace)
             self._scheduler = Scheduler(
-                self._layout,
+                layout,
                 namespace,
-                open_store(options.store),
-                options,
+                store,
+                self._options,
                 self._counters,
-                may_load=transfer.is_kv_consumer,
-                may_save=transfer.is_kv_producer,
+                may_load=may_load,
+                may_save=may_save,
+                load_mode=load_mode(layout, self._ranks, self._options),
             )
         else:
             self._worker = Worker(
-                self._layout,
+                layout,
                 namespace,
-                open_store(options.store),
-                options,
+                store,
+                self._options,
                 self._counters,
                 rank=self._rank,
+                ranks=self._ranks,
             )
 
     @property
@@ -152,6 +194,25 @@ class KVFormatConnector(KVConnectorBase_V1):
 
     # Both roles
 
+    def get_kv_connector_stats(self) -> KVConnectorStats | None:
+        return ConnectorStats.take(self._counters, self._source)
+
+    @classmethod
+    def build_kv_connector_stats(
+        cls, data: dict[str, Any] | None = None
+    ) -> KVConnectorStats | None:
+        return ConnectorStats(data or {})
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: VllmConfig,
+        metric_types: dict[type[PromMetric], type[PromMetric]],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> KVConnectorPromMetrics | None:
+        return PrometheusMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
     def shutdown(self) -> None:
         if self._worker is not None:
             self._worker.close()
@@ -161,6 +222,12 @@ class KVFormatConnector(KVConnectorBase_V1):
     # Worker
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        if self._worker is None:
+            stage = describe_stage(self._vllm_config, self._kv_cache_config)
+            stages = gather_stages(self._ranks, stage)
+            self._start(
+                derive_layout(self._vllm_config, self._kv_cache_config, self._options, stages)
+            )
         self.worker.register(kv_caches)
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
@@ -169,21 +236,46 @@ class KVFormatConnector(KVConnectorBase_V1):
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         super().bind_connector_metadata(connector_metadata)
         assert isinstance(connector_metadata, StepMetadata)
+        self._layer = ""
         self.worker.begin_step(connector_metadata.plan)
 
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
         self.worker.start_load()
 
     def wait_for_layer_load(self, layer_name: str) -> None:
+        self._layer = layer_name
         self.worker.wait_layer(layer_name)
+
+    def on_kv_cache_written(self, layer_name: str = "") -> None:
+        """vllm-ascend's hook between a layer's write and its attention: the earliest save.
+
+        It comes without a name from layers that don't know theirs, and comes alone where a batch
+        only decodes, so it also waits for what attention is about to read.
+        """
+        name = layer_name or self._layer
+        self.worker.wait_layer(name)
+        self.worker.save_layer(name)
 
     def save_kv_layer(
         self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any
     ) -> None:
-        self.worker.save_layer(layer_name)
+        # vllm-ascend's recurrent layers give no name. They have waited under theirs, or else come
+        # after a layer that has been computed.
+        self.worker.save_layer(layer_name or self._layer)
 
     def wait_for_save(self) -> None:
         self.worker.end_step()
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        received, _ = self.worker.take_received()
+        return None, received or None
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        # Engines before 0.32 have no such class, and call get_finished.
+        from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
+
+        received, failed = self.worker.take_received()
+        return KVConnectorTransferResults(finished_recving=received, failed_recving=failed)
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         return self.worker.take_failed_block_ids()
@@ -197,24 +289,27 @@ class KVFormatConnector(KVConnectorBase_V1):
     def set_xfer_handshake_metadata_pp_aware(
         self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
     ) -> None:
-        require_same_layout(
-            self._layout,
-            {
-                key: value.notice
-                for key, value in metadata.items()
-                if isinstance(value, LayoutMetadata)
-            },
-        )
+        notices = {
+            key: value.notice
+            for key, value in metadata.items()
+            if isinstance(value, LayoutMetadata)
+        }
+        if self._scheduler is None:
+            self._start(
+                adopt_layout(self._vllm_config, self._kv_cache_config, self._options, notices)
+            )
+        require_same_layout(self._layout, notices)
 
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        return self.scheduler.match(request, num_computed_tokens), False
+        num_tokens = self.scheduler.match(request, num_computed_tokens)
+        return num_tokens, num_tokens > 0 and self.scheduler.loads_in_bulk
 
     def update_state_after_alloc(
         self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
     ) -> None:
-        self.scheduler.allocated(request, num_external_tokens)
+        self.scheduler.allocated(request, num_external_tokens, blocks.get_block_ids)
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         return StepMetadata(self.scheduler.plan_step(scheduler_output))
@@ -226,6 +321,12 @@ class KVFormatConnector(KVConnectorBase_V1):
 
     def request_finished(
         self, request: Request, block_ids: list[int]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        self.scheduler.finished(request.request_id)
+        return False, None
+
+    def request_finished_all_groups(
+        self, request: Request, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
         self.scheduler.finished(request.request_id)
         return False, None

@@ -5,12 +5,38 @@ Source: the engine's call order, connector/README.md section "One step".
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
+
+#: How a request's loads are moved.
+#:
+#: ``layerwise``: the request is computed in this very step. Each layer must be in memory and
+#: verified when ``wait_for_layer_load`` returns; rows that fail become block ids of
+#: ``get_block_ids_with_load_errors``, and nothing that this step computes for the request is
+#: committed, on any rank (``engine.merge_over_tensor_ranks`` tells what failed on the others).
+#: Only ever planned where there is one group and one pipeline stage.
+#:
+#: ``bulk``: the request waits outside of the batch until the worker names it in
+#: ``get_transfer_results().finished_recving``, exactly once and on every rank, also when all of it
+#: failed, when there was nothing for this rank, or when the request was aborted meanwhile. Nothing
+#: computes on the blocks before that, so a failure taints no save and leaves no garbage: it raises
+#: no report number and puts no block ids into a report, only hashes. What failed is told in the
+#: same step or earlier: block ids through ``get_block_ids_with_load_errors`` where the layout has
+#: one group; where it has several, the request's id in ``failed_recving`` (block ids would stop
+#: the engine), and the engine computes all of it.
+LoadMode = Literal["layerwise", "bulk"]
 
 
 class BlockList(msgspec.Struct, frozen=True, kw_only=True):
     """Blocks of one kind of object: ``block_ids[i][j]`` is where group ``i`` of the object keeps
-    the block whose hash is ``block_hashes[j]``."""
+    the block whose hash is ``block_hashes[j]``.
+
+    One list covers all shards of the object: a rank reads and writes those that it has templates
+    for (``plan_get``, ``plan_put``), and of what several ranks hold alike it writes only the
+    blocks that ``engine.Replicas.writes`` gives it. Objects of windowed and recurrent groups list
+    fewer blocks than those of full attention, or none. Block ids are never the null block.
+    """
 
     object_index: int
     block_hashes: list[bytes]
@@ -20,12 +46,19 @@ class BlockList(msgspec.Struct, frozen=True, kw_only=True):
 class RequestStep(msgspec.Struct, frozen=True, kw_only=True):
     """What one request loads and saves in a step.
 
+    ``loads`` and ``saves`` have one entry per object index at most, and any number of indices.
+    A request with ``bulk`` loads saves nothing in the same step.
+
+    ``saves`` become full in this step. Layers of ``recurrent_state`` groups get no layer hook:
+    the worker writes them in ``wait_for_save``, when the step has been computed.
+
     ``shared_block_ids`` are blocks that another request loads in this step and this one reads: if
     one of them fails, what this request computes is as wrong as what the other one does.
     """
 
     request_id: str
     loads: list[BlockList] = []
+    load_mode: LoadMode = "layerwise"
     saves: list[BlockList] = []
     shared_block_ids: list[int] = []
 
@@ -40,11 +73,15 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     """Loads that failed: the number of the report by rank, the blocks that nobody should be
-    promised for a while, and where in memory garbage stands for them."""
+    promised for a while, and where in memory garbage stands for them.
 
-    numbers: dict[int, int]
-    failed_hashes: list[bytes]
-    failed_block_ids: list[int]
+    ``store_down[rank]`` is told when it changes: while it's true the rank loads and saves nothing.
+    """
+
+    numbers: dict[int, int] = {}
+    failed_hashes: list[bytes] = []
+    failed_block_ids: list[int] = []
+    store_down: dict[int, bool] = {}
 
 
 def merge_reports(first: WorkerReport, second: WorkerReport) -> WorkerReport:
@@ -53,6 +90,7 @@ def merge_reports(first: WorkerReport, second: WorkerReport) -> WorkerReport:
         numbers={**first.numbers, **second.numbers},
         failed_hashes=[*first.failed_hashes, *second.failed_hashes],
         failed_block_ids=[*first.failed_block_ids, *second.failed_block_ids],
+        store_down={**first.store_down, **second.store_down},
     )
 
 

@@ -6,8 +6,9 @@ kept, and moved, together.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+import time
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,66 +17,167 @@ from kvformat.fingerprint import manifest
 from kvformat.key import ManifestKey, Namespace, format_key, key_prefix
 from kvformat.layout import Layout
 from kvformat.placement import Placement
-from kvformat.plan import LayerTemplate, Limits, RangeTemplate, plan_get, plan_put
-from kvformat.stores.protocol import Store
-from kvformat_connector.answers import ask
+from kvformat.plan import (
+    Batch,
+    LayerTemplate,
+    Limits,
+    RangeTemplate,
+    RowTemplate,
+    plan_get,
+    plan_put,
+)
+from kvformat.stores.protocol import Code, Store
 from kvformat_connector.config import Options
-from kvformat_connector.device import Device
-from kvformat_connector.engine import LayerAddress
+from kvformat_connector.device import Device, Piece
+from kvformat_connector.engine import LayerAddress, Ranks, Replicas, replicas_of
 from kvformat_connector.messages import BlockList
-from kvformat_connector.transfer import HeaderMemory
+from kvformat_connector.pacing import Pace
+from kvformat_connector.sessions import Asking, SessionBook
+from kvformat_connector.staging import Stage, Staging
+
+Indices = NDArray[np.int64]
+
+#: A transfer is checked and copied while the next one moves, so no stage takes all of the memory.
+_STAGES_PER_STAGING: Final = 4
+_HEADER_STAGING_NBYTES: Final = 16 << 20
+
+
+class ObjectLayer:
+    """One (group, layer) of an object: its range, and this rank's part of it, piece by piece."""
+
+    def __init__(self, range_index: int, offset: int, nbytes: int, layer: LayerTemplate) -> None:
+        self.range_index = range_index
+        self.group = layer.group
+        self.layer = layer.layer
+        self.offset = offset
+        self.nbytes = nbytes
+        fragments = layer.fragments
+        self.pieces = [
+            Piece(address, stride, layer.num_blocks, target - offset, size)
+            for address, stride, target, size in zip(
+                fragments.source.tolist(),
+                fragments.source_strides.tolist(),
+                fragments.target.tolist(),
+                fragments.nbytes.tolist(),
+                strict=True,
+            )
+        ]
 
 
 class ObjectTemplate:
     """Objects of one kind: their key prefix and, by layer, their ranges in this rank's memory."""
 
-    def __init__(self, namespace: Namespace, template: RangeTemplate) -> None:
+    def __init__(
+        self, namespace: Namespace, template: RangeTemplate, replicas: Replicas | None = None
+    ) -> None:
         self.object_map = template.object_map
+        self.replicas = replicas or Replicas()
         self.prefix = key_prefix(namespace, self.object_map.group_bitmap, self.object_map.shard)
-        self.layers: dict[LayerAddress, LayerTemplate] = {
-            LayerAddress(layer.group, layer.layer): layer for layer in template.layers
+        ranges = self.object_map.layers
+        self.layers: dict[LayerAddress, ObjectLayer] = {
+            LayerAddress(layer.group, layer.layer): ObjectLayer(
+                layer.range_index,
+                ranges[layer.range_index].offset,
+                ranges[layer.range_index].nbytes,
+                layer,
+            )
+            for layer in template.layers
         }
 
 
 class Rows:
-    """Objects of one template in one step. ``live`` rows have not failed so far.
+    """Objects of one template in one step, each once. ``live`` rows have not failed so far.
 
-    ``block_ids[group]`` is ``[num_rows]``; ``owners`` names the request of each row.
+    A row has one target or more: the blocks that want it. ``target_rows`` is ``[num_targets]``
+    ascending, ``block_ids[group]`` is ``[num_targets]``, ``owners`` the request of each target.
+    Rows to put have one target each, are those that this rank writes, and leave out keys
+    ``without``.
     """
 
     def __init__(
-        self, template: ObjectTemplate, wanted: Sequence[tuple[str, BlockList]], *, distinct: bool
+        self,
+        template: ObjectTemplate,
+        wanted: Sequence[tuple[str, BlockList]],
+        *,
+        for_put: bool,
+        without: Container[str] = (),
     ) -> None:
         self.template = template
-        groups = template.object_map.groups
         self.keys: list[str] = []
-        self.block_hashes: list[bytes] = []
-        self.owners: list[str] = []
+        groups = template.object_map.groups
+        row_of: dict[bytes, int] = {}
+        targets: list[int] = []
+        owners: list[str] = []
         columns: list[list[int]] = [[] for _ in groups]
-        seen: set[bytes] = set()
         for request_id, blocks in wanted:
             for index, block_hash in enumerate(blocks.block_hashes):
-                if distinct and block_hash in seen:
+                row = row_of.get(block_hash)
+                if row is None:
+                    key = template.prefix + block_hash.hex()
+                    if for_put and (key in without or not template.replicas.writes(block_hash)):
+                        continue
+                    row = row_of[block_hash] = len(self.keys)
+                    self.keys.append(key)
+                elif for_put:
                     continue
-                seen.add(block_hash)
-                self.keys.append(template.prefix + block_hash.hex())
-                self.block_hashes.append(block_hash)
-                self.owners.append(request_id)
+                targets.append(row)
+                owners.append(request_id)
                 for column, ids in zip(columns, blocks.block_ids, strict=True):
                     column.append(ids[index])
-        self.block_ids: dict[int, NDArray[np.int64]] = {
-            group: np.array(column, np.int64) for group, column in zip(groups, columns, strict=True)
+        self.block_hashes = list(row_of)
+        order = np.argsort(np.array(targets, np.int64), kind="stable")
+        self.target_rows: Indices = np.array(targets, np.int64)[order]
+        self.owners = [owners[index] for index in order.tolist()]
+        self.block_ids: dict[int, Indices] = {
+            group: np.array(column, np.int64)[order]
+            for group, column in zip(groups, columns, strict=True)
         }
         self.live = np.ones(len(self.keys), bool)
+        self._has_one_target_each = len(targets) == len(self.keys)
 
     @property
-    def live_rows(self) -> NDArray[np.int64]:
+    def live_rows(self) -> Indices:
         """Indices of rows that have not failed."""
         return np.flatnonzero(self.live)
 
+    def targets_of(self, row: int) -> range:
+        """The targets of a row."""
+        start, stop = np.searchsorted(self.target_rows, (row, row + 1)).tolist()
+        return range(start, stop)
+
     def block_ids_of(self, row: int) -> list[int]:
-        """The blocks that a row belongs in, one per group."""
-        return [int(ids[row]) for ids in self.block_ids.values()]
+        """The blocks that a row belongs in."""
+        return [
+            int(ids[target]) for target in self.targets_of(row) for ids in self.block_ids.values()
+        ]
+
+    def owners_of(self, row: int) -> list[str]:
+        """The requests that want a row."""
+        return [self.owners[target] for target in self.targets_of(row)]
+
+    def keys_of(self, rows: Indices) -> list[str]:
+        """Keys of some rows, given ascending."""
+        if len(rows) == len(self.keys):
+            return self.keys
+        return [self.keys[row] for row in rows.tolist()]
+
+    def first_block_ids(self, group: int, rows: Indices) -> Indices:
+        """``[num_rows]``: the first target of each of these rows."""
+        ids = self.block_ids[group]
+        return (
+            ids[rows] if self._has_one_target_each else ids[np.searchsorted(self.target_rows, rows)]
+        )
+
+    def destinations(self, group: int, rows: Indices) -> tuple[Indices, Indices | None]:
+        """Block ids of all targets of some rows, given ascending, and for each target the position
+        of its row in ``rows``; None where target ``i`` belongs to row ``i``."""
+        if self._has_one_target_each:
+            return self.block_ids[group][rows], None
+        positions = np.full(len(self.keys), -1, np.int64)
+        positions[rows] = np.arange(len(rows))
+        of_targets = positions[self.target_rows]
+        chosen = of_targets >= 0
+        return self.block_ids[group][chosen], of_targets[chosen]
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -85,15 +187,17 @@ def make_rows(
     templates: Iterable[ObjectTemplate],
     wanted: Sequence[tuple[str, BlockList]],
     *,
-    distinct: bool,
+    for_put: bool,
+    without: Container[str] = (),
 ) -> list[Rows]:
-    """Rows of every template for the blocks wanted; ``distinct`` keeps one row per object."""
+    """Rows of every template for the blocks wanted, where there are any."""
     made = []
     for template in templates:
         index = template.object_map.object_index
         mine = [(owner, blocks) for owner, blocks in wanted if blocks.object_index == index]
-        if mine:
-            made.append(Rows(template, mine, distinct=distinct))
+        rows = Rows(template, mine, for_put=for_put, without=without)
+        if len(rows):
+            made.append(rows)
     return made
 
 
@@ -108,37 +212,96 @@ class Rank:
         store: Store,
         device: Device,
         options: Options,
+        ranks: Ranks | None = None,
     ) -> None:
         self.namespace = namespace
         self.store = store
         self.device = device
-        self.limits = Limits(
-            max_rows=options.layerwise_max_transfer_blocks,
-            max_nbytes=options.layerwise_max_transfer_bytes,
+        self.pace = Pace(
+            Limits(
+                max_rows=options.layerwise_max_transfer_blocks,
+                max_nbytes=options.layerwise_max_transfer_bytes,
+            ),
+            options.transfer_deadline_ms / 1e3,
         )
-        piece_nbytes = options.layerwise_max_transfer_bytes
         self.gets = [
-            ObjectTemplate(namespace, template)
-            for template in plan_get(layout, placement, max_transfer_nbytes=piece_nbytes)
+            ObjectTemplate(namespace, template) for template in plan_get(layout, placement)
         ]
         self.puts = [
-            ObjectTemplate(namespace, template)
-            for template in plan_put(layout, placement, max_transfer_nbytes=piece_nbytes)
+            ObjectTemplate(namespace, template, replicas_of(template.object_map, ranks or Ranks()))
+            for template in plan_put(layout, placement)
         ]
         #: The order in which the engine computes layers.
         self.sequence = [LayerAddress(placed.group, placed.layer) for placed in placement.layers]
-        self.load_headers = HeaderMemory(store)
-        self.save_headers = HeaderMemory(store)
-        self._manifest_key = format_key(ManifestKey(namespace))
-        self._manifest = manifest(layout)
+        self.load_staging = Staging(store, options.staging_bytes // 2)
+        self.save_staging = Staging(store, options.staging_bytes // 2)
+        # Apart from the rest: stages of layers may all be held by jobs that wait for a commit.
+        self.header_staging = Staging(store, _HEADER_STAGING_NBYTES)
+        self.open_gets = SessionBook()
+        self.manifest_key = format_key(ManifestKey(namespace))
+        self.manifest = manifest(layout)
 
-    def publish_manifest(self) -> int:
+    def chunks(self, rows: Indices, row_nbytes: int, staging: Staging) -> Iterator[Indices]:
+        """These rows in parts that fit into one stage each."""
+        limits = self.pace.limits
+        max_nbytes = min(limits.max_nbytes, staging.max_nbytes // _STAGES_PER_STAGING)
+        size = max(1, min(limits.max_rows, max_nbytes // max(1, row_nbytes)))
+        for start in range(0, len(rows), size):
+            yield rows[start : start + size]
+
+    def stage_ranges(self, stage: Stage, offset: int, limits: Limits) -> RowTemplate:
+        """Ranges between the rows of a stage and ``offset`` of an object each, in pieces of at
+        most the size of one call."""
+        starts = np.arange(0, stage.row_nbytes, limits.max_nbytes, dtype=np.int64)
+        sizes = np.minimum(stage.row_nbytes - starts, limits.max_nbytes)
+        strides = np.full(len(starts), stage.row_nbytes, np.int64)
+        return RowTemplate(stage.address + starts, strides, offset + starts, sizes, len(stage.rows))
+
+    def move(
+        self, asking: Asking, call: Callable[..., list[int]], keys: list[str], batch: Batch
+    ) -> list[int]:
+        """One range call for the keys of a batch; bytes or a code each. The next call is as large
+        as this one was fast."""
+        started = time.perf_counter()
+        codes = asking.ask(call, keys[batch.rows], *batch.ranges)
+        self.pace.note(
+            len(codes) * sum(batch.ranges.sizes[0]),
+            time.perf_counter() - started,
+            has_failed=Code.TRANSFER_FAILED in codes,
+        )
+        return codes
+
+    def move_stage(
+        self,
+        asking: Asking,
+        call: Callable[..., list[int]],
+        keys: list[str],
+        stage: Stage,
+        stage_rows: Indices,
+        offset: int,
+    ) -> list[int]:
+        """Range calls between rows of a stage and ``offset`` of the objects; bytes by key, or a
+        code: a row may come in several calls, and one that has failed in one stays failed."""
+        limits = self.pace.limits
+        totals: list[int] | None = None
+        for batch in self.stage_ranges(stage, offset, limits).batches(stage_rows, limits):
+            codes = self.move(asking, call, keys, batch)
+            if totals is None and len(codes) == len(keys):
+                totals = codes
+                continue
+            totals = totals or [0] * len(keys)
+            for row, code in enumerate(codes, batch.rows.start):
+                if totals[row] >= 0:
+                    totals[row] = code if code < 0 else totals[row] + code
+        return totals or []
+
+    def publish_manifest(self, asking: Asking) -> int:
         """Store the manifest of the namespace, so that its keys can be explained by anyone."""
 
         def put(keys: Sequence[str], data: bytes) -> list[int]:
             return [self.store.put(keys[0], data)]
 
-        return ask(put, [self._manifest_key], self._manifest)[0]
+        return asking.ask(put, [self.manifest_key], self.manifest)[0]
 
 
 def wanted_blocks(steps: Iterable[Any], field: str) -> list[tuple[str, BlockList]]:

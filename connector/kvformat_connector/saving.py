@@ -1,7 +1,11 @@
 """One step's saves: each layer as it is computed, the header last, then the commit.
 
-An object is committed only if every byte of it was written in this step, from a computation that
-rests on no failed load; else it is revoked and nobody ever sees it.
+A layer is copied to a stage as soon as it is computed, and stored from there. So a step ends when
+its bytes are copied, not when they are stored; the engine may use its blocks again at once; and a
+call that hangs reads nothing that has changed meanwhile.
+
+An object is committed only if every byte of it was written, from a computation that rests on no
+failed load; else it is revoked and nobody ever sees it.
 
 Source: spec/kvformat.md section 8.1 (writers).
 """
@@ -10,59 +14,100 @@ from __future__ import annotations
 
 import logging
 import os
-from collections import Counter
+import time
 from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvformat.checksum import checksum
 from kvformat.header import encode_header, new_header
 from kvformat.stores.protocol import Code
-from kvformat_connector.answers import ask, code_name
+from kvformat_connector.answers import code_name
 from kvformat_connector.engine import LayerAddress
-from kvformat_connector.objects import Rank, Rows
+from kvformat_connector.objects import Indices, ObjectLayer, Rank, Rows
 from kvformat_connector.sessions import PutSessions
+from kvformat_connector.staging import Stage
 from kvformat_connector.stats import Counters
-from kvformat_connector.transfer import Lane, put_layer
+from kvformat_connector.transfer import Channel, Lane
 
 logger = logging.getLogger(__name__)
 
-_WRITE_ID_NBYTES = 16
+_WRITE_ID_NBYTES: Final = 16
+#: Only calls that were left behind hold stages of headers for long.
+_HEADER_WAIT_S: Final = 1.0
 
 
 class SaveStep:
-    """The saves of one step. ``start``, ``put`` per layer and ``finish`` are the engine's thread;
-    everything else runs on the lane, one job at a time."""
+    """The saves of one step. ``start``, ``put`` per layer, ``end`` and ``is_done`` are the engine's
+    thread; the lane copies, the channel calls the store."""
 
-    def __init__(self, rank: Rank, rows: list[Rows], lane: Lane) -> None:
+    def __init__(
+        self,
+        rank: Rank,
+        rows: list[Rows],
+        channel: Channel,
+        lane: Lane,
+        counters: Counters,
+        wait_s: float,
+    ) -> None:
         self._rank = rank
         self._rows = rows
+        self._channel = channel
         self._lane = lane
-        self._sessions = PutSessions(rank.store)
-        self._counts: Counter[str] = Counter()
-        #: Per list of rows ``[num_rows, num_ranges]``, and which ranges have been written.
-        self._checksums: list[NDArray[np.uint64]] = []
-        self._written: list[NDArray[np.bool_]] = []
+        self._counters = counters
+        #: How long this step may wait for stages that earlier puts still hold.
+        self._wait_left_s = wait_s
+        self._sessions = PutSessions(rank.store, channel)
+        self._copied: list[Future[None]] = []
+        self._put: set[LayerAddress] = set()
+        self._done: Future[None] | None = None
+        self._ended_at = 0.0
+        #: Per list of rows ``[num_rows, num_ranges]``, and which ranges have been copied.
+        self._checksums: dict[int, NDArray[np.uint64]] = {}
+        self._written: dict[int, NDArray[np.bool_]] = {}
         for row_list in rows:
             num_ranges = len(row_list.template.object_map.layers)
-            self._checksums.append(np.zeros((len(row_list), num_ranges), np.uint64))
-            self._written.append(np.zeros(num_ranges, bool))
+            self._checksums[id(row_list)] = np.zeros((len(row_list), num_ranges), np.uint64)
+            self._written[id(row_list)] = np.zeros(num_ranges, bool)
 
     def start(self) -> None:
         """Open the objects."""
-        self._lane.submit(self._guarded, self._open_objects)
+        self._channel.submit(self._guarded, self._open_objects)
 
     def put(self, address: LayerAddress) -> None:
-        """Write one layer, now that the engine has computed it."""
+        """Write one layer, now that the engine has computed it. Doing it twice is fine."""
+        if address in self._put:
+            return
+        self._put.add(address)
         mark = self._rank.device.mark()
-        self._lane.submit(self._guarded, self._write_layer, address, mark)
+        self._copied.append(self._lane.submit(self._guarded, self._copy_layer, address, mark))
 
-    def finish(self, tainted: set[str], counters: Counters) -> None:
-        """Commit what is whole, revoke the rest and all objects of ``tainted`` requests."""
-        self._lane.submit(self._guarded, self._commit_objects, tainted)
-        self._lane.submit(self._guarded, self._sessions.close).result()
-        for name, count in self._counts.items():
-            counters.add(name, count)
+    def end(self, tainted: set[str]) -> None:
+        """Let the engine use its blocks again: return when everything is copied. What is whole is
+        committed after that, the rest revoked, and all objects of ``tainted`` requests."""
+        for copied in self._copied:
+            copied.result()
+        self._ended_at = time.perf_counter()
+        self._channel.submit(self._guarded, self._commit_objects, tainted)
+        self._done = self._channel.submit(self._guarded, self._sessions.close)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every object is committed or given up, and every session ended."""
+        return self._done is not None and self._done.done()
+
+    @property
+    def num_open_sessions(self) -> int:
+        """Objects that are being written."""
+        return len(self._sessions)
+
+    @property
+    def keys(self) -> list[str]:
+        """What this step writes."""
+        return [key for rows in self._rows for key in rows.keys]
 
     def _guarded(self, job: Callable[..., object], *arguments: object) -> None:
         # What a job that raised has written is unknown, so nothing of this step is committed.
@@ -70,7 +115,7 @@ class SaveStep:
             job(*arguments)
         except Exception:
             logger.exception("saving failed")
-            self._counts["save.raised"] += 1
+            self._counters.add("save.raised")
             for rows in self._rows:
                 rows.live[:] = False
 
@@ -80,84 +125,144 @@ class SaveStep:
             codes = self._sessions.open(rows.keys, nbytes)
             self._drop(rows, {row: code for row, code in enumerate(codes) if code != Code.OK})
 
-    def _write_layer(self, address: LayerAddress, mark: object) -> None:
-        if self._sessions.are_too_old:
-            self._give_up()
-            return
+    def _copy_layer(self, address: LayerAddress, mark: object) -> None:
         self._rank.device.wait(mark)
-        for rows, checksums, written in zip(
-            self._rows, self._checksums, self._written, strict=True
-        ):
-            template = rows.template.layers.get(address)
-            if template is None:
+        staging = self._rank.save_staging
+        for rows in self._rows:
+            layer = rows.template.layers.get(address)
+            if layer is None:
                 continue
-            written[template.range_index] = True
-            live = rows.live_rows
-            if not len(live):
-                continue
-            result = put_layer(
-                self._rank.store, self._rank.device, template, rows.keys,
-                rows.block_ids[address.group], live, self._rank.limits,
-            )  # fmt: skip
-            self._drop(rows, result.failed)
-            for row, found in result.checksums.items():
-                checksums[row, template.range_index] = found
+            self._written[id(rows)][layer.range_index] = True
+            for chunk in self._rank.chunks(rows.live_rows, layer.nbytes, staging):
+                stage = self._take_stage(len(chunk), layer.nbytes)
+                if stage is None:
+                    # The store is slower than the engine for too long: these objects are not
+                    # stored, and the engine doesn't wait for them.
+                    num_dropped = int(rows.live[chunk].sum())
+                    rows.live[chunk] = False
+                    self._counters.add("save.no_staging", num_dropped)
+                    continue
+                try:
+                    self._fill(rows, layer, chunk, stage)
+                except BaseException:
+                    staging.release(stage)
+                    raise
+                self._channel.submit(self._guarded, self._put_stage, rows, layer, chunk, stage)
+
+    def _take_stage(self, num_rows: int, row_nbytes: int) -> Stage | None:
+        started = time.perf_counter()
+        stage = self._rank.save_staging.take(num_rows, row_nbytes, max(0.0, self._wait_left_s))
+        self._wait_left_s -= time.perf_counter() - started
+        return stage
+
+    def _fill(self, rows: Rows, layer: ObjectLayer, chunk: Indices, stage: Stage) -> None:
+        block_ids = rows.first_block_ids(layer.group, chunk)
+        self._rank.device.gather(layer.pieces, block_ids, stage.rows)
+        self._checksums[id(rows)][chunk, layer.range_index] = np.fromiter(
+            (checksum(stage.row(position)) for position in range(len(chunk))),
+            np.uint64,
+            len(chunk),
+        )
+
+    def _put_stage(self, rows: Rows, layer: ObjectLayer, chunk: Indices, stage: Stage) -> None:
+        try:
+            if self._sessions.are_too_old:
+                self._give_up()
+            is_live = rows.live[chunk]
+            if is_live.any():
+                put_layer(self._write, rows, chunk, np.flatnonzero(is_live), stage, layer)
+        finally:
+            self._rank.save_staging.release(stage)
+
+    def _write(
+        self, rows: Rows, chunk: Indices, positions: Indices, stage: Stage, offset: int
+    ) -> None:
+        """Store rows ``positions`` of a stage; rows that fail are dropped."""
+        keys = rows.keys_of(chunk[positions])
+        nbytes = stage.row_nbytes
+        totals = self._rank.move_stage(
+            self._channel, self._rank.store.put_ranges, keys, stage, positions, offset
+        )
+        if totals == [nbytes] * len(keys):
+            return
+        self._drop(
+            rows,
+            {
+                row: min(code, int(Code.TRANSFER_FAILED)) if code >= 0 else code
+                for row, code in zip(chunk[positions].tolist(), totals, strict=True)
+                if code != nbytes
+            },
+        )
 
     def _commit_objects(self, tainted: set[str]) -> None:
         if self._sessions.are_too_old:
             self._give_up()
-        for rows, checksums, written in zip(
-            self._rows, self._checksums, self._written, strict=True
-        ):
-            live = rows.live_rows.tolist()
-            if not written.all():
-                self._counts["save.incomplete"] += len(live)
-                live = []
-            clean = [row for row in live if rows.owners[row] not in tainted]
-            self._counts["save.tainted"] += len(live) - len(clean)
-            whole = self._write_headers(rows, checksums, clean)
-            codes = self._sessions.commit([rows.keys[row] for row in whole])
-            self._drop(
-                rows,
-                {row: code for row, code in zip(whole, codes, strict=True) if code != Code.OK},
-            )
-            num_saved = sum(code == Code.OK for code in codes)
-            self._counts["save.blocks"] += num_saved
-            self._counts["save.nbytes"] += num_saved * rows.template.object_map.nbytes
+        for rows in self._rows:
+            live = rows.live_rows
+            if not self._written[id(rows)].all():
+                self._counters.add("save.incomplete", len(live))
+                continue
+            clean = [row for row in live.tolist() if tainted.isdisjoint(rows.owners_of(row))]
+            self._counters.add("save.tainted", len(live) - len(clean))
+            object_map = rows.template.object_map
+            staging = self._rank.header_staging
+            indices = np.array(clean, np.int64)
+            for chunk in self._rank.chunks(indices, object_map.header_nbytes, staging):
+                self._commit_chunk(rows, chunk)
+        self._counters.observe("commit", time.perf_counter() - self._ended_at)
 
-    def _write_headers(
-        self, rows: Rows, checksums: NDArray[np.uint64], clean: list[int]
-    ) -> list[int]:
-        """Write the headers of these rows; answers the rows whose header is written."""
+    def _commit_chunk(self, rows: Rows, chunk: Indices) -> None:
+        self._write_headers(rows, chunk)
+        whole = chunk[rows.live[chunk]].tolist()
+        codes = self._sessions.commit([rows.keys[row] for row in whole])
+        self._drop(
+            rows, {row: code for row, code in zip(whole, codes, strict=True) if code != Code.OK}
+        )
+        num_saved = sum(code == Code.OK for code in codes)
+        self._counters.add("save.blocks", num_saved)
+        self._counters.add("save.nbytes", num_saved * rows.template.object_map.nbytes)
+
+    def _write_headers(self, rows: Rows, chunk: Indices) -> None:
         object_map = rows.template.object_map
-        buffer = self._rank.save_headers.take(len(rows), object_map.header_nbytes)
-        write_ids = os.urandom(_WRITE_ID_NBYTES * len(rows))
-        for row in clean:
-            header = new_header(
-                object_map,
-                self._rank.namespace.fingerprint,
-                rows.block_hashes[row],
-                write_ids[row * _WRITE_ID_NBYTES : (row + 1) * _WRITE_ID_NBYTES],
-                checksums[row],
-            )
-            buffer.row(row)[:] = encode_header(header)
-        keys = [rows.keys[row] for row in clean]
-        codes = ask(self._rank.store.put_ranges, keys, *buffer.ranges(clean))
-        failed = {
-            row: min(code, int(Code.TRANSFER_FAILED))
-            for row, code in zip(clean, codes, strict=True)
-            if code != object_map.header_nbytes
-        }
-        self._drop(rows, failed)
-        return [row for row in clean if row not in failed]
+        stage = self._rank.header_staging.take(len(chunk), object_map.header_nbytes, _HEADER_WAIT_S)
+        if stage is None:
+            self._drop(rows, dict.fromkeys(chunk.tolist(), int(Code.NO_SPACE)))
+            return
+        try:
+            write_ids = os.urandom(_WRITE_ID_NBYTES * len(chunk))
+            checksums = self._checksums[id(rows)]
+            for position, row in enumerate(chunk.tolist()):
+                header = new_header(
+                    object_map,
+                    self._rank.namespace.fingerprint,
+                    rows.block_hashes[row],
+                    write_ids[position * _WRITE_ID_NBYTES : (position + 1) * _WRITE_ID_NBYTES],
+                    checksums[row],
+                )
+                stage.row(position)[:] = encode_header(header)
+            self._write(rows, chunk, np.arange(len(chunk)), stage, 0)
+        finally:
+            self._rank.header_staging.release(stage)
 
     def _give_up(self) -> None:
         for rows in self._rows:
-            self._counts["save.too_old"] += len(rows.live_rows)
+            self._counters.add("save.too_old", len(rows.live_rows))
             rows.live[:] = False
         self._sessions.close()
 
     def _drop(self, rows: Rows, codes: dict[int, int]) -> None:
         for row, code in codes.items():
             rows.live[row] = False
-            self._counts[f"save.{code_name(code)}"] += 1
+            self._counters.add(f"save.{code_name(code)}")
+
+
+def put_layer(
+    write: Callable[[Rows, Indices, Indices, Stage, int], None],
+    rows: Rows,
+    chunk: Indices,
+    positions: Indices,
+    stage: Stage,
+    layer: ObjectLayer,
+) -> None:
+    """Store one layer of some rows from a stage."""
+    write(rows, chunk, positions, stage, layer.offset)

@@ -5,19 +5,37 @@ It never touches KV memory and never opens a session; the worker's side does bot
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
 
 import msgspec
 
-from kvformat.key import Namespace, key_prefix
+from kvformat.key import Namespace
 from kvformat.layout import Layout
-from kvformat.objectmap import group_bitmap, object_shards
 from kvformat.stores.protocol import Store
 from kvformat_connector.config import Options
+from kvformat_connector.engine import Ranks
 from kvformat_connector.lookup import Distrusted, PrefixLookup
-from kvformat_connector.messages import BlockList, RequestStep, StepPlan, WorkerReport
+from kvformat_connector.messages import BlockList, LoadMode, RequestStep, StepPlan, WorkerReport
+from kvformat_connector.needs import ObjectNeeds, alignment, object_needs
 from kvformat_connector.stats import Counters
+
+#: The engine's block that stands where a window or a state has none.
+_NULL_BLOCK: Final = 0
+
+BlockIds = tuple[list[int], ...]
+
+
+def load_mode(layout: Layout, ranks: Ranks, options: Options) -> LoadMode:
+    """How requests of this engine are loaded.
+
+    In bulk where a layer can't be waited for: the engine has no way to compute anew what failed
+    during a step where it has several groups, and a pipeline's later stages compute on what an
+    earlier one failed to load before anybody can tell them.
+    """
+    if len(layout.groups) > 1 or ranks.num_stages > 1 or options.use_layerwise is False:
+        return "bulk"
+    return "layerwise"
 
 
 class _Request(msgspec.Struct):
@@ -25,8 +43,17 @@ class _Request(msgspec.Struct):
 
     block_hashes: Sequence[bytes]  #: the engine's own list: it grows as tokens come
     num_saved_tokens_max: int
-    block_ids: tuple[list[int], ...] = ()
+    block_ids: BlockIds = ()
     num_promised_tokens: int = 0  #: to be loaded in the step that schedules it
+
+
+class _Asked(msgspec.Struct, frozen=True):
+    """A question about a request's prefix: tokens in memory, tokens of whole blocks that could be
+    loaded, and why it wasn't promised more."""
+
+    num_local_tokens: int
+    num_usable_tokens: int
+    reason: str
 
 
 class Scheduler:
@@ -42,10 +69,15 @@ class Scheduler:
         *,
         may_load: bool = True,
         may_save: bool = True,
+        load_mode: LoadMode = "layerwise",
     ) -> None:
-        # One object that joins all groups: what the engine's side describes so far.
-        self._block_size = layout.groups[0].block_size
-        self._hashes_per_block = self._block_size // layout.hash.block_size
+        self._needs = object_needs(layout, namespace)
+        self._hash_block_size = layout.hash.block_size
+        #: Tokens of which a promise is a multiple.
+        self._unit = alignment(self._needs)
+        #: The engine moves blocks of several groups about in its tables, so they are asked for.
+        self._tables_move = len(layout.groups) > 1
+        self._load_mode = load_mode
         self._options = options
         self._counters = counters
         self._store = store
@@ -54,17 +86,18 @@ class Scheduler:
         self._distrusted = Distrusted(options.failed_key_retry_ms)
         self._lookup = PrefixLookup(
             store,
-            [
-                key_prefix(namespace, group_bitmap(groups), shard)
-                for index, groups in enumerate(layout.objects)
-                for shard in object_shards(layout, index)
-            ],
+            self._needs,
             options.lookup_window,
             self._distrusted,
             counters,
         )
         self._requests: dict[str, _Request] = {}
+        #: What was asked last for requests that have no blocks yet, and bulk loads to be sent.
+        self._asked: dict[str, _Asked] = {}
+        self._bulk_loads: list[RequestStep] = []
         self._acknowledged: dict[int, int] = {}
+        #: By rank: whether it leaves the store alone, so that nothing may be promised.
+        self._store_down: dict[int, bool] = {}
         #: Blocks in memory that hold garbage under a hash that the engine may still serve from its
         #: own prefix cache, when the request that was to recompute them is gone.
         self._garbage: set[int] = set()
@@ -72,29 +105,65 @@ class Scheduler:
     def match(self, request: Any, num_local_tokens: int) -> int:
         """Tokens after the first ``num_local_tokens`` that can be loaded: whole blocks, and never
         the last token, which the engine must compute to have something to sample from."""
-        if not self._may_load or not self._is_stored(request):
+        if not self._may_load:
             return 0
-        hashes = self._hashes_of_blocks(request.block_hashes)
-        limit = min(len(hashes), (request.num_tokens - 1) // self._block_size)
-        first = num_local_tokens // self._block_size
-        if num_local_tokens % self._block_size or first >= limit:
-            return 0
-        end = self._lookup.end(request.request_id, hashes, first, limit)
-        return (end - first) * self._block_size
+        num_hashed = len(request.block_hashes) * self._hash_block_size
+        limit = min(num_hashed, request.num_tokens - 1) // self._unit * self._unit
+        first = end = num_local_tokens
+        reason = "unaligned"
+        if not self._is_stored(request):
+            reason = "adapter"
+        elif any(self._store_down.values()):
+            self._counters.add("lookup.store_down")
+            reason = "store_down"
+        elif first % self._unit == 0 and first < limit:
+            end = self._lookup.end(request.request_id, request.block_hashes, first, limit)
+            reason = self._lookup.reason(request.request_id)
+        self._asked[request.request_id] = _Asked(first, limit, reason)
+        return end - first
 
-    def allocated(self, request: Any, num_external_tokens: int) -> None:
-        """The engine gave the request blocks, ``num_external_tokens`` of them to be loaded."""
+    @property
+    def loads_in_bulk(self) -> bool:
+        """Whether a request waits outside of the batch for what it is promised."""
+        return self._load_mode == "bulk"
+
+    def allocated(
+        self,
+        request: Any,
+        num_external_tokens: int,
+        block_ids: Callable[[], BlockIds] | None = None,
+    ) -> None:
+        """The engine gave the request blocks, ``num_external_tokens`` of them to be loaded.
+
+        ``block_ids`` tells all of its blocks; bulk loads need it, because the engine schedules
+        such a request only when it has been loaded.
+        """
+        request_id = request.request_id
+        # What was asked while it waited is spent; after a preemption it is asked anew.
+        self._lookup.forget(request_id)
+        asked = self._asked.pop(request_id, None)
+        if asked is not None:
+            self._count_misses(asked, request.num_tokens, num_external_tokens)
+        first = 0 if asked is None else asked.num_local_tokens
         if not self._is_stored(request):
             self._counters.add("requests.not_stored")
             return
-        # What was asked while it waited is spent; after a preemption it is asked anew.
-        self._lookup.forget(request.request_id)
-        self._requests[request.request_id] = _Request(
+        made = self._requests[request_id] = _Request(
             block_hashes=request.block_hashes,
             num_saved_tokens_max=self._num_saved_tokens_max(request),
-            num_promised_tokens=num_external_tokens,
         )
         self._counters.add("lookup.hit_tokens", num_external_tokens)
+        if not self.loads_in_bulk:
+            made.num_promised_tokens = num_external_tokens
+        elif num_external_tokens:
+            assert block_ids is not None
+            self._bulk_loads.append(
+                RequestStep(
+                    request_id=request_id,
+                    loads=self._loads(made, block_ids(), first, first + num_external_tokens),
+                    load_mode="bulk",
+                )
+            )
 
     def plan_step(self, output: Any) -> StepPlan:
         """What the worker does in the step that ``output``, a ``SchedulerOutput``, describes."""
@@ -103,34 +172,49 @@ class Scheduler:
         for new in output.scheduled_new_reqs:
             computed[new.req_id] = new.num_computed_tokens
             self._set_blocks(new.req_id, new.block_ids)
-        for request_id, block_ids, num_computed in zip(
-            cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True
-        ):
-            computed[request_id] = num_computed
-            if request_id in cached.resumed_req_ids:
+        computed.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        resumed = cached.resumed_req_ids
+        for request_id, block_ids in zip(cached.req_ids, cached.new_block_ids, strict=True):
+            if resumed and request_id in resumed:
                 self._set_blocks(request_id, block_ids or ())
             elif block_ids is not None:
                 self._add_blocks(request_id, block_ids)
+        if self._garbage:
+            for request_id, num_tokens in output.num_scheduled_tokens.items():
+                self._note_rewritten(request_id, computed[request_id], num_tokens)
+        tables = getattr(output, "kv_connector_block_state", None) if self._tables_move else None
+        steps = []
+        requests, hash_block_size = self._requests, self._hash_block_size
         for request_id, num_tokens in output.num_scheduled_tokens.items():
-            self._note_rewritten(request_id, computed[request_id], num_tokens)
-        steps = [
-            step
-            for request_id, num_tokens in output.num_scheduled_tokens.items()
-            if (step := self._plan_request(request_id, computed[request_id], num_tokens))
-        ]
+            request = requests.get(request_id)
+            if request is None:
+                continue
+            # Most requests decode inside of a block, and nothing is to be done for them.
+            num_computed = computed[request_id]
+            if (
+                num_computed % hash_block_size + num_tokens >= hash_block_size
+                or request.num_promised_tokens
+            ):
+                step = self._plan_request(request_id, request, num_computed, num_tokens, tables)
+                if step is not None:
+                    steps.append(step)
+        bulk_loads, self._bulk_loads = self._bulk_loads, []
         return StepPlan(
-            requests=self._with_shared_blocks(steps), acknowledged=dict(self._acknowledged)
+            requests=[*self._with_shared_blocks(steps), *bulk_loads],
+            acknowledged=dict(self._acknowledged),
         )
 
     def finished(self, request_id: str) -> None:
         """The request is over, however it ended."""
         self._lookup.forget(request_id)
+        self._asked.pop(request_id, None)
         self._requests.pop(request_id, None)
 
     def reported(self, report: WorkerReport) -> None:
         """Workers could not load what a request had been promised."""
         self._acknowledged.update(report.numbers)
         self._distrusted.add(report.failed_hashes)
+        self._store_down.update(report.store_down)
         self._garbage.update(report.failed_block_ids)
         self._counters.add("lookup.broken_promises", len(report.failed_hashes))
 
@@ -142,6 +226,16 @@ class Scheduler:
     def num_requests(self) -> int:
         """Requests that are kept: 0 when the engine is idle."""
         return len(self._requests)
+
+    def _count_misses(self, asked: _Asked, num_tokens: int, num_external_tokens: int) -> None:
+        """Every token that must be computed, by reason; ``tail`` are those after the last whole
+        block that could be loaded, at least the prompt's last one."""
+        first = asked.num_local_tokens
+        usable_end = min(num_tokens, max(first, asked.num_usable_tokens))
+        self._counters.add(
+            f"lookup.miss_tokens.{asked.reason}", usable_end - first - num_external_tokens
+        )
+        self._counters.add("lookup.miss_tokens.tail", num_tokens - usable_end)
 
     def _is_stored(self, request: Any) -> bool:
         # The block hash holds an adapter's name only, so two adapters of one name would share.
@@ -165,62 +259,97 @@ class Scheduler:
                 known.extend(added)
 
     def _plan_request(
-        self, request_id: str, num_computed: int, num_tokens: int
+        self, request_id: str, request: _Request, num_computed: int, num_tokens: int, tables: Any
     ) -> RequestStep | None:
-        request = self._requests.get(request_id)
-        if request is None:
-            return None
         # What the engine counts as computed ends with what it was promised.
-        first_loaded = (num_computed - request.num_promised_tokens) // self._block_size
-        first_saved = num_computed // self._block_size
-        end = min(num_computed + num_tokens, request.num_saved_tokens_max) // self._block_size
-        loads = self._block_list(request, first_loaded, first_saved)
-        saves = self._block_list(request, first_saved, end)
-        if saves and self._rests_on_garbage(request, first_saved):
-            self._counters.add("save.on_garbage", max(0, end - first_saved))
+        num_promised, request.num_promised_tokens = request.num_promised_tokens, 0
+        end = min(num_computed + num_tokens, request.num_saved_tokens_max)
+        if (
+            not num_promised
+            and end // self._hash_block_size <= num_computed // self._hash_block_size
+        ):
+            return None
+        block_ids = (tables and tables.get_block_ids(request_id)) or request.block_ids
+        loads = (
+            self._loads(request, block_ids, num_computed - num_promised, num_computed)
+            if num_promised
+            else []
+        )
+        saves = self._saves(request, block_ids, num_computed, end, num_computed + num_tokens)
+        if saves and self._rests_on_garbage(request, num_computed):
+            self._counters.add("save.on_garbage", sum(len(made.block_hashes) for made in saves))
             saves = []
-        request.num_promised_tokens = 0
         if not loads and not saves:
             return None
         return RequestStep(request_id=request_id, loads=loads, saves=saves)
 
+    def _loads(
+        self, request: _Request, block_ids: BlockIds, first: int, end: int
+    ) -> list[BlockList]:
+        """What a prefix of ``end`` tokens needs, when ``first`` tokens are in memory."""
+        lists = (
+            self._block_list(need, request, block_ids, need.blocks(first, end))
+            for need in self._needs
+        )
+        return [made for made in lists if made is not None]
+
+    def _saves(
+        self, request: _Request, block_ids: BlockIds, first: int, end: int, last: int
+    ) -> list[BlockList]:
+        """The blocks that tokens ``first`` to ``end`` fill, in a step that computes up to
+        ``last``."""
+        made = []
+        for need in self._needs:
+            blocks = range(first // need.block_size, end // need.block_size)
+            if need.kind == "recurrent_state":
+                # A step leaves the state after its last token, and nothing of those before it.
+                blocks = blocks[-1:] if end == last and last % need.block_size == 0 else range(0)
+            made.append(self._block_list(need, request, block_ids, blocks))
+        return [blocks for blocks in made if blocks is not None]
+
     def _note_rewritten(self, request_id: str, num_computed: int, num_tokens: int) -> None:
         """Blocks that are loaded anew, or computed to their end, hold garbage no more."""
         request = self._requests.get(request_id)
-        if self._garbage and request is not None:
-            first = (num_computed - request.num_promised_tokens) // self._block_size
-            end = (num_computed + num_tokens) // self._block_size
-            for ids in request.block_ids:
-                self._garbage.difference_update(ids[first:end])
+        if request is None:
+            return
+        for need in self._needs:
+            first = (num_computed - request.num_promised_tokens) // need.block_size
+            end = (num_computed + num_tokens) // need.block_size
+            for group in need.groups:
+                self._garbage.difference_update(request.block_ids[group][first:end])
 
-    def _rests_on_garbage(self, request: _Request, num_blocks: int) -> bool:
+    def _rests_on_garbage(self, request: _Request, num_computed: int) -> bool:
         return bool(self._garbage) and not all(
-            self._garbage.isdisjoint(ids[:num_blocks]) for ids in request.block_ids
+            self._garbage.isdisjoint(request.block_ids[group][: num_computed // need.block_size])
+            for need in self._needs
+            for group in need.groups
         )
 
-    def _block_list(self, request: _Request, first: int, end: int) -> list[BlockList]:
-        hashes = self._hashes_of_blocks(request.block_hashes, first, end)
-        if not hashes:
-            return []
-        end = first + len(hashes)
-        return [
+    def _block_list(
+        self, need: ObjectNeeds, request: _Request, block_ids: BlockIds, blocks: range
+    ) -> BlockList | None:
+        """Those of these blocks that have a hash and memory; None where there are none."""
+        hashes = need.block_hashes(request.block_hashes, blocks)
+        stop = blocks.start + len(hashes)
+        columns = [block_ids[group][blocks.start : stop] for group in need.groups]
+        if not need.is_chain:
+            rows = [
+                (block_hash, *ids)
+                for block_hash, *ids in zip(hashes, *columns, strict=False)
+                if _NULL_BLOCK not in ids
+            ]
+            if not rows:
+                return None
+            hashes, *columns = map(list, zip(*rows, strict=True))
+        return (
             BlockList(
-                object_index=0,
+                object_index=need.object_index,
                 block_hashes=list(hashes),
-                block_ids=tuple(ids[first:end] for ids in request.block_ids),
+                block_ids=tuple(columns),
             )
-        ]
-
-    def _hashes_of_blocks(
-        self, hashes: Sequence[bytes], first: int = 0, end: int | None = None
-    ) -> Sequence[bytes]:
-        """The hash of a block is the engine's hash of the last hash block in it."""
-        per_block = self._hashes_per_block
-        if per_block == 1 and first == 0 and end is None:
-            # A waiting request is asked about in every step: its list is used as it is.
-            return hashes
-        stop = None if end is None else max(first, end) * per_block
-        return hashes[first * per_block + per_block - 1 : stop : per_block]
+            if hashes
+            else None
+        )
 
     def _with_shared_blocks(self, steps: list[RequestStep]) -> list[RequestStep]:
         loaded = {

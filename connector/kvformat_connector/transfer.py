@@ -1,142 +1,165 @@
-"""Threads that execute plans, and report each row.
+"""Threads that do a step's work in order, and calls to a store that are watched.
 
-A lane runs its jobs one after the other; what a job answers, or raises, comes out of its future.
-Functions here take rows (one row is one object) and tell which of them failed and why; they never
-raise for what a store does.
+A lane runs its jobs one after the other. A channel is a lane that calls the store: the engine's
+thread sees how long the call in flight has lasted, and leaves a channel behind whose call doesn't
+come back. Range calls can't be cancelled, so the thread stays in it; it ends when the call does.
 """
 
 from __future__ import annotations
 
+import logging
+import queue
+import threading
+import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, TypeVar
+from concurrent.futures import Future, wait
+from typing import Any, Final, TypeVar
 
-import msgspec
-import numpy as np
-from numpy.typing import NDArray
-
-from kvformat.plan import LayerTemplate, Limits
-from kvformat.stores.protocol import Code, Store
+from kvformat.stores.protocol import Code
 from kvformat_connector.answers import ask
-from kvformat_connector.device import Device
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Nested = list[list[int]]
+
+#: How often a waiting thread looks again whether a call in flight is too old.
+_LOOK_AGAIN_S: Final = 0.05
 
 
 class Lane:
-    """One thread, started with its first job."""
+    """One thread, started with its first job. A daemon: a call that never returns must not keep
+    the process alive."""
 
     def __init__(self, name: str) -> None:
-        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"kvformat-{name}")
+        self._name = f"kvformat-{name}"
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._num_submitted = 0
+        self._num_run = 0
+        self._thread: threading.Thread | None = None
 
     def submit(self, job: Callable[..., T], *arguments: Any) -> Future[T]:
         """Run a job after all jobs before it."""
-        return self._executor.submit(job, *arguments)
+        future: Future[T] = Future()
 
-    def close(self) -> None:
-        """Finish what has been submitted and end the thread."""
-        self._executor.shutdown(wait=True)
+        def run() -> None:
+            try:
+                future.set_result(job(*arguments))
+            except BaseException as error:  # whoever waits for the future gets it
+                future.set_exception(error)
 
+        self._num_submitted += 1
+        self._jobs.put(run)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+            self._thread.start()
+        return future
 
-class HeaderBuffer:
-    """Memory ``[num_rows, header_nbytes]`` for headers, one row each."""
+    @property
+    def is_idle(self) -> bool:
+        """Whether everything that was submitted has run."""
+        return self._num_run == self._num_submitted
 
-    def __init__(self, array: NDArray[np.uint8]) -> None:
-        self.array = array
-        self._base = array.ctypes.data
-        self._nbytes = array.shape[1]
+    def close(self, timeout_s: float | None = None) -> None:
+        """End the thread when what has been submitted is done, and wait for that so long."""
+        self._jobs.put(None)
+        if self._thread is not None:
+            self._thread.join(timeout_s)
 
-    def ranges(self, rows: Sequence[int]) -> tuple[Nested, Nested, Nested]:
-        """Addresses, sizes and offsets of whole headers, as range calls take them."""
-        return (
-            [[self._base + row * self._nbytes] for row in rows],
-            [[self._nbytes]] * len(rows),
-            [[0]] * len(rows),
-        )
-
-    def row(self, row: int) -> memoryview:
-        """The bytes of one header."""
-        return memoryview(self.array[row])
-
-
-class HeaderMemory:
-    """Host memory that the store has been told of, for the headers of one lane.
-
-    It grows to the largest step and is used again by the next one.
-    """
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._memory: NDArray[np.uint8] = np.empty(0, np.uint8)
-
-    def take(self, num_rows: int, header_nbytes: int) -> HeaderBuffer:
-        """A buffer, valid until the next one is taken."""
-        nbytes = num_rows * header_nbytes
-        if nbytes > len(self._memory):
-            if len(self._memory):
-                self._store.unregister_memory(self._memory.ctypes.data)
-            self._memory = np.zeros(2 * nbytes, np.uint8)
-            self._store.register_memory(self._memory.ctypes.data, 2 * nbytes)
-        return HeaderBuffer(self._memory[:nbytes].reshape(num_rows, header_nbytes))
+    def _work(self) -> None:
+        while (run := self._jobs.get()) is not None:
+            run()
+            self._num_run += 1
 
 
-class LayerResult(msgspec.Struct):
-    """What came of one layer: codes below zero by row, and the checksum of every other row."""
+class Channel:
+    """A lane whose jobs call a store through :meth:`ask`."""
 
-    failed: dict[int, int]
-    checksums: dict[int, int]
+    def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._lane = Lane(name)
+        self._clock = clock
+        self._called_at: float | None = None
+        self._is_abandoned = False
+
+    def submit(self, job: Callable[..., T], *arguments: Any) -> Future[T]:
+        """Run a job after all jobs before it."""
+        return self._lane.submit(job, *arguments)
+
+    def ask(self, call: Callable[..., list[int]], keys: Sequence[str], *rest: Any) -> list[int]:
+        """A code per key, whatever the store does; ``UNAVAILABLE`` on an abandoned channel."""
+        if self._is_abandoned:
+            return [Code.UNAVAILABLE] * len(keys)
+        return self.ask_anyway(call, keys, *rest)
+
+    def ask_anyway(
+        self, call: Callable[..., list[int]], keys: Sequence[str], *rest: Any
+    ) -> list[int]:
+        """The same on an abandoned channel too: for ending sessions."""
+        self._called_at = self._clock()
+        try:
+            return ask(call, keys, *rest)
+        finally:
+            self._called_at = None
+
+    @property
+    def call_age_s(self) -> float:
+        """For how long the call in flight has lasted; 0 where there is none."""
+        called_at = self._called_at
+        return 0.0 if called_at is None else self._clock() - called_at
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether the engine has stopped waiting for this channel."""
+        return self._is_abandoned
+
+    def wait(self, future: Future[Any], deadline_s: float) -> bool:
+        """Wait for a job. False as soon as one call on the channel takes longer than
+        ``deadline_s``; then the channel is to be abandoned."""
+        while not future.done():
+            left = deadline_s - self.call_age_s
+            if left <= 0 and not future.done():
+                return False
+            wait([future], timeout=min(max(left, 0.001), _LOOK_AGAIN_S))
+        return True
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether everything that was submitted has run."""
+        return self._lane.is_idle
+
+    def abandon(self) -> None:
+        """Wait for it no more. When the call in flight returns, what is queued runs without the
+        store, but for ending sessions."""
+        self._is_abandoned = True
+
+    def close(self, timeout_s: float) -> None:
+        """End the thread when what has been submitted is done, and wait for that so long."""
+        self._lane.close(timeout_s)
 
 
-def put_layer(
-    store: Store,
-    device: Device,
-    template: LayerTemplate,
-    keys: Sequence[str],
-    block_ids: NDArray[np.int64],
-    rows: NDArray[np.int64],
-    limits: Limits,
-) -> LayerResult:
-    """Write one layer of some rows, and take the checksums of what was written.
+class Channels:
+    """The channel in use of one purpose, and those left behind in a call that hangs."""
 
-    ``keys`` and ``block_ids`` are those of all rows, ``rows`` the indices of those to move.
-    """
-    return _move(store.put_ranges, device, template, keys, block_ids, rows, limits)
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._left_behind: list[Channel] = []
+        self.current = Channel(name)
 
+    def leave(self, channel: Channel) -> None:
+        """Abandon a channel and go on with a new one."""
+        channel.abandon()
+        if channel is self.current:
+            self._left_behind.append(channel)
+            self.current = Channel(self._name)
 
-def get_layer(
-    store: Store,
-    device: Device,
-    template: LayerTemplate,
-    keys: Sequence[str],
-    block_ids: NDArray[np.int64],
-    rows: NDArray[np.int64],
-    limits: Limits,
-) -> LayerResult:
-    """Read one layer of some rows, and take the checksums of what arrived in memory."""
-    return _move(store.get_ranges, device, template, keys, block_ids, rows, limits)
+    @property
+    def num_left_behind(self) -> int:
+        """Channels whose call has not come back yet."""
+        if self._left_behind:
+            for channel in [each for each in self._left_behind if each.is_idle]:
+                channel.close(0.0)
+                self._left_behind.remove(channel)
+        return len(self._left_behind)
 
-
-def _move(
-    call: Callable[..., list[int]],
-    device: Device,
-    template: LayerTemplate,
-    keys: Sequence[str],
-    block_ids: NDArray[np.int64],
-    rows: NDArray[np.int64],
-    limits: Limits,
-) -> LayerResult:
-    result = LayerResult({}, {})
-    for batch in template.batches(block_ids[rows], limits):
-        batch_rows = rows[batch.rows].tolist()
-        # A layer may come in several calls; a row that has failed in one stays failed.
-        expected = [sum(sizes) for sizes in batch.ranges.sizes]
-        codes = ask(call, [keys[row] for row in batch_rows], *batch.ranges)
-        for row, code, nbytes in zip(batch_rows, codes, expected, strict=True):
-            if code != nbytes:
-                result.failed[row] = code if code < 0 else int(Code.TRANSFER_FAILED)
-    bound = template.bind(block_ids[rows])
-    for row, addresses, sizes in zip(rows.tolist(), bound.addresses, bound.sizes, strict=True):
-        if row not in result.failed:
-            result.checksums[row] = device.checksum(addresses, sizes)
-    return result
+    def close(self, timeout_s: float) -> None:
+        """End the thread in use when it is done; those that hang end with the process."""
+        self.current.close(timeout_s)

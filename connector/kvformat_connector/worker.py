@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from kvformat.key import Namespace
 from kvformat.layout import Layout
-from kvformat.stores.protocol import Code, Store
+from kvformat.stores.protocol import Store
+from kvformat_connector.breaker import Breaker
+from kvformat_connector.bulk import BulkLoads
 from kvformat_connector.config import Options
-from kvformat_connector.device import HostDevice
-from kvformat_connector.engine import derive_placement, layer_addresses
+from kvformat_connector.depth import Depth
+from kvformat_connector.engine import (
+    Ranks,
+    derive_placement,
+    layer_addresses,
+    merge_over_tensor_ranks,
+)
 from kvformat_connector.loading import LoadOutcome, LoadStep
-from kvformat_connector.messages import StepPlan, WorkerReport
+from kvformat_connector.messages import StepPlan, WorkerReport, merge_reports
 from kvformat_connector.objects import Rank, make_rows, wanted_blocks
+from kvformat_connector.probing import probe_store
 from kvformat_connector.saving import SaveStep
 from kvformat_connector.stats import Counters
-from kvformat_connector.transfer import Lane
+from kvformat_connector.torchdevice import device_for
+from kvformat_connector.transfer import Channels, Lane
 
 logger = logging.getLogger(__name__)
 
@@ -26,10 +35,15 @@ logger = logging.getLogger(__name__)
 #: namespace is in use, for loads as well as for saves: a store that counts a put as a use, as the
 #: file store does, then keeps it as long as the objects it explains.
 _MANIFEST_EVERY_S: Final = 60.0
+#: A step waits at most so long for earlier saves to make room; then it doesn't save everything.
+_SAVE_WAIT_S: Final = 1.0
+#: Calls that hang at once; each keeps a thread and the memory it was given.
+_MAX_LEFT_BEHIND: Final = 3
+_CLOSE_LIMIT_S: Final = 5.0
 
 
 class Worker:
-    """Loads and saves. The engine's thread calls; two lanes do the moving."""
+    """Loads and saves. The engine's thread calls; threads of ours call the store."""
 
     def __init__(
         self,
@@ -40,6 +54,7 @@ class Worker:
         counters: Counters,
         *,
         rank: int = 0,
+        ranks: Ranks | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._layout = layout
@@ -48,33 +63,47 @@ class Worker:
         self._options = options
         self._counters = counters
         self._rank_number = rank
+        self._ranks = ranks or Ranks()
         self._clock = clock
+        self._deadline_s = options.transfer_deadline_ms / 1e3
         self._addresses = layer_addresses(layout)
         self._rank: Rank | None = None
-        self._load_lane = Lane("load")
-        self._save_lane = Lane("save")
+        self._bulk: BulkLoads | None = None
+        self._load_channels = Channels("load")
+        self._save_channels = Channels("save")
+        self._check_lane = Lane("check")
+        self._copy_lane = Lane("copy")
+        depth = options.layerwise_prefetch_layers
+        self._depth = Depth(None if depth == "auto" else depth)
+        self._breaker = Breaker(self._probe, options.breaker_retry_ms / 1e3, counters)
         self._plan = StepPlan()
         self._loads: LoadStep | None = None
         self._saves: SaveStep | None = None
+        #: Saves of earlier steps that are not committed yet.
+        self._pending: list[SaveStep] = []
         self._failed_block_ids: set[int] = set()
+        self._tainted: set[str] = set()
+        self._received: set[str] = set()
+        self._failed_requests: set[str] = set()
         self._report: WorkerReport | None = None
         self._num_reports = 0
+        self._is_told_down = False
         self._manifest_due_at = float("-inf")
 
     def register(self, kv_caches: Mapping[str, Any]) -> None:
         """Take the engine's KV tensors. Raises ``ConfigError`` for what the layout doesn't say."""
-        placement = derive_placement(self._layout, kv_caches)
-        for region in placement.regions:
-            code = self._store.register_memory(region.address, region.nbytes)
-            if code != Code.OK:
-                logger.warning("store refuses %d bytes of cache memory: %d", region.nbytes, code)
+        placement = derive_placement(self._layout, kv_caches, self._ranks)
         self._rank = Rank(
             self._layout,
             self._namespace,
             placement,
             self._store,
-            HostDevice(placement.regions),
+            device_for(self._layout, placement, kv_caches),
             self._options,
+            self._ranks,
+        )
+        self._bulk = BulkLoads(
+            self._rank, self._check_lane, self._breaker, self._counters, self._deadline_s
         )
 
     def begin_step(self, plan: StepPlan) -> None:
@@ -82,27 +111,28 @@ class Worker:
         first layer of a step that loads nothing."""
         self.end_step()
         self._plan = plan
-        if self._rank is None:
+        is_usable = self._is_store_usable()
+        if self._rank is None or not plan.requests:
             return
-        saves = wanted_blocks(plan.requests, "saves")
-        if saves and plan.acknowledged.get(self._rank_number, 0) < self._num_reports:
-            # Steps that were scheduled before the scheduler knew of a failed load still count the
-            # garbage as computed.
-            self._counters.add("save.held", sum(len(blocks.block_hashes) for _, blocks in saves))
-            saves = []
-        loads = wanted_blocks(plan.requests, "loads")
-        if (loads or saves) and self._clock() >= self._manifest_due_at:
+        if is_usable and self._clock() >= self._manifest_due_at:
             self._manifest_due_at = self._clock() + _MANIFEST_EVERY_S
-            self._save_lane.submit(self._rank.publish_manifest)
-        if saves:
-            rows = make_rows(self._rank.puts, saves, distinct=True)
-            self._saves = SaveStep(self._rank, rows, self._save_lane)
-            self._saves.start()
-        if loads:
-            rows = make_rows(self._rank.gets, loads, distinct=False)
+            channel = self._save_channels.current
+            channel.submit(self._rank.publish_manifest, channel)
+        self._begin_saves(plan, is_usable)
+        layerwise = [step for step in plan.requests if step.load_mode == "layerwise"]
+        if loads := wanted_blocks(layerwise, "loads"):
             self._loads = LoadStep(
-                self._rank, rows, self._load_lane, self._options.layerwise_prefetch_layers
+                self._rank,
+                make_rows(self._rank.gets, loads, for_put=False),
+                self._load_channels,
+                self._check_lane,
+                self._depth,
+                self._breaker,
+                self._counters,
+                self._deadline_s,
             )
+        if len(layerwise) < len(plan.requests):
+            self._begin_bulk(plan)
 
     def start_load(self) -> None:
         """Start the loads of the step, if it has any."""
@@ -115,36 +145,130 @@ class Worker:
             self._loads.wait(self._addresses[layer_name])
 
     def save_layer(self, layer_name: str) -> None:
-        """Save a layer that has been computed."""
+        """Save a layer that has been computed. Doing it twice is fine."""
         if self._saves is not None and layer_name in self._addresses:
             self._saves.put(self._addresses[layer_name])
 
     def end_step(self) -> None:
-        """Finish every transfer of the step and end its sessions. Doing it twice is fine."""
-        loads, self._loads = self._loads, None
+        """Finish the loads of the step, and let the engine use the blocks again that it saves.
+        Doing it twice is fine. Commits happen later: see :meth:`settle`."""
+        self._finish_loads()
         saves, self._saves = self._saves, None
-        tainted: set[str] = set()
-        if loads is not None:
-            tainted = self._note_failures(loads.finish(self._counters))
+        tainted, self._tainted = self._tainted, set()
         if saves is not None:
-            saves.finish(tainted, self._counters)
+            saves.end(tainted)
+            self._pending.append(saves)
 
     def take_failed_block_ids(self) -> set[int]:
         """Blocks that failed to load since the last call."""
+        self._finish_loads()
+        self._poll_bulk()
         failed, self._failed_block_ids = self._failed_block_ids, set()
         return failed
 
+    def take_received(self) -> tuple[set[str], set[str]]:
+        """Requests whose bulk loads are over since the last call, and those of them of which no
+        part may be used."""
+        self._poll_bulk()
+        received, self._received = self._received, set()
+        failed, self._failed_requests = self._failed_requests, set()
+        return received, failed
+
     def take_report(self) -> WorkerReport | None:
         """What the scheduler must know of this step, or None."""
+        self._finish_loads()
+        self._poll_bulk()
+        if self._breaker.is_open != self._is_told_down:
+            self._is_told_down = self._breaker.is_open
+            self._add_report(WorkerReport(store_down={self._rank_number: self._is_told_down}))
         report, self._report = self._report, None
         return report
+
+    def settle(self, timeout_s: float) -> bool:
+        """Wait until all that was saved is committed or given up. False where it isn't in time."""
+        deadline = self._clock() + timeout_s
+        self._forget_done()
+        while self._pending:
+            if self._clock() > deadline:
+                return False
+            self._is_store_usable()
+            time.sleep(0.001)
+            self._forget_done()
+        return True
+
+    @property
+    def num_open_sessions(self) -> int:
+        """Sessions that are open: 0 when the engine is idle and the store keeps up."""
+        num_open = sum(saves.num_open_sessions for saves in self._pending)
+        return num_open + (0 if self._rank is None else len(self._rank.open_gets))
+
+    @property
+    def num_left_behind(self) -> int:
+        """Calls to the store that were given up and have not come back."""
+        num_bulk = 0 if self._bulk is None else self._bulk.num_left_behind
+        num_layerwise = self._load_channels.num_left_behind + self._save_channels.num_left_behind
+        return num_layerwise + num_bulk
 
     def close(self) -> None:
         """End the step, the threads and the store."""
         self.end_step()
-        self._load_lane.close()
-        self._save_lane.close()
+        deadline = self._clock() + _CLOSE_LIMIT_S
+        self.settle(_CLOSE_LIMIT_S)
+        for thread in (self._load_channels, self._save_channels, self._bulk, self._check_lane,
+                       self._copy_lane):  # fmt: skip
+            if thread is not None:
+                thread.close(max(0.0, deadline - self._clock()))
         self._store.close()
+
+    def _begin_saves(self, plan: StepPlan, is_usable: bool) -> None:
+        assert self._rank is not None
+        saves = wanted_blocks(plan.requests, "saves")
+        if not saves:
+            return
+        held_by = None
+        if not is_usable:
+            held_by = "save.breaker_open"
+        elif plan.acknowledged.get(self._rank_number, 0) < self._num_reports:
+            # Steps that were scheduled before the scheduler knew of a failed load still count the
+            # garbage as computed.
+            held_by = "save.held"
+        if held_by:
+            self._counters.add(held_by, sum(len(blocks.block_hashes) for _, blocks in saves))
+            return
+        pending = {key for step in self._pending for key in step.keys}
+        rows = make_rows(self._rank.puts, saves, for_put=True, without=pending)
+        if rows:
+            self._saves = SaveStep(
+                self._rank,
+                rows,
+                self._save_channels.current,
+                self._copy_lane,
+                self._counters,
+                _SAVE_WAIT_S,
+            )
+            self._saves.start()
+
+    def _begin_bulk(self, plan: StepPlan) -> None:
+        assert self._rank is not None
+        assert self._bulk is not None
+        for step in plan.requests:
+            if step.load_mode == "bulk":
+                wanted = wanted_blocks([step], "loads")
+                rows = make_rows(self._rank.gets, wanted, for_put=False)
+                self._bulk.start(step.request_id, rows)
+
+    def _finish_loads(self) -> None:
+        loads, self._loads = self._loads, None
+        if loads is not None:
+            tainted = self._note_failures(loads.finish())
+            # Every tensor rank has the same loads, so all of them come here in this step.
+            merged = merge_over_tensor_ranks(self._ranks, tainted)
+            if merged and not tainted:
+                # Another rank's garbage is in what this one computed too.
+                self._num_reports += 1
+                self._add_report(WorkerReport(numbers={self._rank_number: self._num_reports}))
+            self._tainted |= merged
+            self._counters.set("prefetch_layers", self._depth.num_layers)
 
     def _note_failures(self, outcome: LoadOutcome) -> set[str]:
         """Remember what failed; answers the requests whose computation rests on it."""
@@ -152,13 +276,52 @@ class Worker:
             return set()
         self._num_reports += 1
         self._failed_block_ids |= outcome.block_ids
-        self._report = WorkerReport(
-            numbers={self._rank_number: self._num_reports},
-            failed_hashes=outcome.block_hashes,
-            failed_block_ids=sorted(outcome.block_ids),
+        self._add_report(
+            WorkerReport(
+                numbers={self._rank_number: self._num_reports},
+                failed_hashes=outcome.block_hashes,
+                failed_block_ids=sorted(outcome.block_ids),
+            )
         )
         return outcome.request_ids | {
             step.request_id
             for step in self._plan.requests
             if not outcome.block_ids.isdisjoint(step.shared_block_ids)
         }
+
+    def _poll_bulk(self) -> None:
+        if self._bulk is None or not self._bulk.num_loads:
+            return
+        for outcome in self._bulk.poll():
+            self._received.add(outcome.request_id)
+            if not outcome.block_hashes:
+                continue
+            if len(self._layout.groups) == 1:
+                self._failed_block_ids |= outcome.block_ids
+            else:
+                self._failed_requests.add(outcome.request_id)
+            # Nothing was computed on these blocks, so there is no garbage to tell of.
+            self._add_report(WorkerReport(failed_hashes=outcome.block_hashes))
+
+    def _add_report(self, report: WorkerReport) -> None:
+        self._report = report if self._report is None else merge_reports(self._report, report)
+
+    def _is_store_usable(self) -> bool:
+        """Look after calls that hang; whether the store may be used in this step."""
+        if self._pending:
+            self._forget_done()
+            channel = self._save_channels.current
+            if channel.call_age_s > self._deadline_s:
+                self._save_channels.leave(channel)
+                self._breaker.trip(f"saving: a call took more than {self._deadline_s:g} s")
+        if not self._breaker.is_open:
+            return True
+        return self.num_left_behind <= _MAX_LEFT_BEHIND and self._breaker.poll()
+
+    def _forget_done(self) -> None:
+        if self._pending:
+            self._pending = [step for step in self._pending if not step.is_done]
+            self._counters.set("open_sessions", self.num_open_sessions)
+
+    def _probe(self, suspects: Sequence[str]) -> bool:
+        return self._rank is not None and probe_store(self._rank, suspects)

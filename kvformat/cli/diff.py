@@ -107,13 +107,17 @@ def diff_command(a: str | None, b: str | None, store: str | None, as_json: bool)
         raise click.UsageError("give two manifest files, or --store URI")
     with ExitStack() as stack:
         reader = None if store is None else stack.enter_context(open_reader(store))
-        sides = _load_sides(a, b, reader)
-    document = _compare(*sides)
+        document = compare_layouts(a, b, reader)
     if as_json:
         print_json(document)
     else:
-        _show(open_console(), document)
+        show_comparison(open_console(), document)
     return EXIT_FINE if document.is_equal else EXIT_FOUND
+
+
+def compare_layouts(a: str | None, b: str | None, reader: StoreReader | None) -> DiffDocument:
+    """Compare two layouts that are named as the command's arguments are."""
+    return _compare(*_load_sides(a, b, reader))
 
 
 def _load_sides(a: str | None, b: str | None, reader: StoreReader | None) -> tuple[_Side, _Side]:
@@ -222,7 +226,8 @@ def _side(side: _Side) -> SideDocument:
     )
 
 
-def _show(console: Console, document: DiffDocument) -> None:
+def show_comparison(console: Console, document: DiffDocument) -> None:
+    """A comparison for people."""
     for name, side in (("A", document.a), ("B", document.b)):
         print_fields(console, ((name, side.source), ("", f"fingerprint {side.fingerprint}")))
     print_problems(console, document.problems)

@@ -32,7 +32,7 @@ def test_version(run_process: Run) -> None:
     assert outcome == (0, f"kvformat {kvformat.__version__} (format 1.0)\n", "")
 
 
-@pytest.mark.parametrize("command", ["describe", "diff", "inspect", "ls", "verify"])
+@pytest.mark.parametrize("command", ["describe", "diff", "doctor", "inspect", "ls", "verify"])
 def test_help(run_process: Run, command: str) -> None:
     """Each command's help has an example and its exit codes."""
     outcome = run_process(command, "--help")

@@ -14,13 +14,15 @@ Bend = Callable[[int, Sequence[str], list[int]], list[int]]
 class FaultyStore:
     """A memory store; ``bend[method](call_number, keys, codes)`` replaces the answer of a call.
 
-    ``calls`` counts calls by method, ``sizes`` lists how many keys each had.
+    ``calls`` counts calls by method, ``sizes`` lists how many keys each had. ``before[method]`` is
+    called with the keys before the call: it may wait, or raise.
     """
 
     def __init__(self, uri: str = "memory://") -> None:
         self.inner = MemoryStore(uri)
         self.uri = uri
         self.bend: dict[str, Bend] = {}
+        self.before: dict[str, Callable[[Sequence[str]], object]] = {}
         self.calls: Counter[str] = Counter()
         self.sizes: dict[str, list[int]] = {}
 
@@ -33,6 +35,8 @@ class FaultyStore:
             number = self.calls[name]
             self.calls[name] += 1
             self.sizes.setdefault(name, []).append(len(keys))
+            if name in self.before:
+                self.before[name](keys)
             codes = method(keys, *arguments)
             return self.bend[name](number, keys, codes) if name in self.bend else codes
 

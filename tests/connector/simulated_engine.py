@@ -184,6 +184,8 @@ class SimulatedEngine:
                 self._compute(request, name, computed, num_tokens)
             self.worker.save_layer(name)
         self.worker.end_step()
+        # Commits come after the step; these tests look at the store right then.
+        assert self.worker.settle(10)
         failed = self.worker.take_failed_block_ids()
         report = self.worker.take_report()
         if report is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -15,8 +15,8 @@ from kvformat.errors import ConfigError, HandshakeError, Reason
 from kvformat.fingerprint import fingerprint, manifest
 from kvformat.layout import Layout
 from kvformat.plan import plan_get, plan_put
-from kvformat_connector import engine
 from kvformat_connector.config import Options, parse_options
+from kvformat_connector.engine import derive as engine
 from kvformat_connector.engine import derive_layout, derive_placement, require_same_layout
 from kvformat_connector.messages import LayoutNotice
 
@@ -41,12 +41,56 @@ class FullAttentionSpec:
     tokens_per_state: int = 1
 
 
+@dataclass(frozen=True)
 class SlidingWindowSpec(FullAttentionSpec):
+    sliding_window: int | None = 48
+    extra_retained_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class ChunkedLocalAttentionSpec(FullAttentionSpec):
+    attention_chunk_size: int | None = 64
+
+
+@dataclass(frozen=True)
+class MLAAttentionSpec(FullAttentionSpec):
+    num_kv_heads: int = 1
+    head_size: int = 48
+    head_size_v: int = 0
+    max_tp_shards: int | None = 1
+
+
+class RSWASpec(FullAttentionSpec):
     pass
+
+
+@dataclass(frozen=True)
+class MambaSpec:
+    """Two tensors of state, as vLLM describes them."""
+
+    block_size: int = 32
+    shapes: tuple[tuple[int, ...], ...] = ((3, 8), (2, 4, 4))
+    dtypes: tuple[object, ...] = (SimpleNamespace(itemsize=2), SimpleNamespace(itemsize=4))
+    mamba_cache_mode: str = "align"
+    num_speculative_blocks: int = 0
+    num_prefill_checkpoint_blocks: int = 0
+    tp_replicated: bool = False
+
+
+STATE_NBYTES = 3 * 8 * 2 + 2 * 4 * 4 * 4
 
 
 @dataclass
 class ModelConfig:
+    num_layers: ClassVar[int] = 2
+    num_kv_heads: ClassVar[int] = 2
+
+    def get_total_num_hidden_layers(self) -> int:
+        return self.num_layers
+
+    def get_total_num_kv_heads(self) -> int:
+        return self.num_kv_heads
+
     model: str = "/no/such/model"
     revision: str | None = None
     dtype: str = "torch.bfloat16"
@@ -67,6 +111,7 @@ class ParallelConfig:
     pipeline_parallel_size: int = 1
     prefill_context_parallel_size: int = 1
     decode_context_parallel_size: int = 1
+    rank: int = 0
 
 
 @dataclass
@@ -84,8 +129,8 @@ class VllmConfig:
     speculative_config: object = None
 
 
-def group(spec: object = None) -> SimpleNamespace:
-    return SimpleNamespace(layer_names=NAMES, kv_cache_spec=spec or FullAttentionSpec())
+def group(spec: object = None, names: list[str] = NAMES) -> SimpleNamespace:
+    return SimpleNamespace(layer_names=names, kv_cache_spec=spec or FullAttentionSpec())
 
 
 def cache(*groups: SimpleNamespace, hash_block_size: int = 32) -> SimpleNamespace:
@@ -165,17 +210,21 @@ FP8 = SimpleNamespace(name="FP8_PER_TENSOR")
 @pytest.mark.parametrize(
     ("config", "kv_cache", "named"),
     [
-        ({"parallel_config": ParallelConfig(tensor_parallel_size=2)}, cache(), "tensor_parallel"),
-        ({"parallel_config": ParallelConfig(pipeline_parallel_size=2)}, cache(), "pipeline_par"),
+        (
+            {"parallel_config": ParallelConfig(tensor_parallel_size=8)},
+            cache(group(FullAttentionSpec(num_kv_heads=1))),
+            "the model has 99",
+        ),
         (
             {"parallel_config": ParallelConfig(decode_context_parallel_size=2)},
             cache(),
             "decode_context_parallel_size",
         ),
-        ({"speculative_config": object()}, cache(), "speculative_config"),
-        ({}, cache(group(), group()), "kv_cache_groups is 2"),
-        ({}, cache(group(SlidingWindowSpec())), "SlidingWindowSpec"),
-        ({}, spec(sliding_window=64), "sliding_window=64"),
+        ({}, cache(group(RSWASpec())), "RSWASpec"),
+        ({}, cache(group(SlidingWindowSpec(extra_retained_tokens=1))), "extra_retained_tokens=1"),
+        ({}, cache(group(MambaSpec(mamba_cache_mode="none"))), "mamba_cache_mode=none"),
+        ({}, cache(group(MambaSpec(num_speculative_blocks=1))), "num_speculative_blocks=1"),
+        ({}, cache(group(names=[])), "group 0 without a layer"),
         ({}, spec(head_size_v=8), "head_size_v=8"),
         ({}, spec(tokens_per_state=4), "tokens_per_state=4"),
         ({}, spec(dtype="torch.uint8", kv_quant_mode=SimpleNamespace(name="NVFP4")), "NVFP4"),
@@ -188,9 +237,14 @@ FP8 = SimpleNamespace(name="FP8_PER_TENSOR")
     ],
 )
 def test_what_is_not_described_is_refused_by_name(
-    options: Options, config: dict[str, Any], kv_cache: SimpleNamespace, named: str
+    options: Options,
+    monkeypatch: pytest.MonkeyPatch,
+    config: dict[str, Any],
+    kv_cache: SimpleNamespace,
+    named: str,
 ) -> None:
     """A guess about bytes is never better than a miss: the start stops, and names what it met."""
+    monkeypatch.setattr(ModelConfig, "num_kv_heads", 99)
     with pytest.raises(ConfigError) as caught:
         derive_layout(VllmConfig(**config), kv_cache, options)
     assert caught.value.reason is Reason.CONFIG_UNSUPPORTED

@@ -7,6 +7,7 @@ from faulty_store import FaultyStore
 
 from kvformat.stores.protocol import Code
 from kvformat_connector.lookup import Distrusted, PrefixLookup
+from kvformat_connector.needs import ObjectNeeds
 from kvformat_connector.stats import Counters
 
 HASHES = [bytes([index // 256, index % 256]) for index in range(2000)]
@@ -37,7 +38,25 @@ def make_lookup(
     prefixes: tuple[str, ...] = ("p/",),
     distrusted: Distrusted | None = None,
 ) -> PrefixLookup:
-    return PrefixLookup(store, prefixes, window, distrusted or Distrusted(1000), Counters())
+    return PrefixLookup(
+        store, [need(prefixes=prefixes)], window, distrusted or Distrusted(1000), Counters()
+    )
+
+
+def need(**fields: object) -> ObjectNeeds:
+    """Full attention in blocks of one hash each, unless told otherwise."""
+    return ObjectNeeds(
+        **{
+            "object_index": 0,
+            "groups": (0,),
+            "kind": "full_attention",
+            "block_size": 1,
+            "hashes_per_block": 1,
+            "window": 0,
+            "prefixes": ("p/",),
+            **fields,
+        }
+    )
 
 
 @pytest.mark.parametrize("present", [0, 1, 7, 8, 9, 100, 2000])
@@ -129,3 +148,117 @@ def test_a_store_that_cannot_answer_is_a_miss(store: FaultyStore, answer: object
     fill(store, 20)
     store.bend["exists"] = lambda number, keys, codes: answer(codes)  # type: ignore[operator]
     assert make_lookup(store).end("r", HASHES, 0, 20) == 0
+
+
+def of_kind(kind: str, window: int = 0, **fields: object) -> ObjectNeeds:
+    """A second object, of windows or states, under keys of its own."""
+    return need(object_index=1, groups=(1,), kind=kind, window=window, prefixes=("w/",), **fields)
+
+
+def put(store: FaultyStore, prefix: str, blocks: range | list[int]) -> None:
+    for block in blocks:
+        store.put(prefix + HASHES[block].hex(), b"x")
+
+
+def hybrid_lookup(store: FaultyStore, *needs: ObjectNeeds) -> PrefixLookup:
+    return PrefixLookup(store, needs, 8, Distrusted(1000), Counters())
+
+
+def test_a_window_needs_only_what_the_next_token_sees(store: FaultyStore) -> None:
+    """Of a window of 4 tokens, the 3 before the end are enough: the object of full attention
+    alone needs every block."""
+    fill(store, 20)
+    put(store, "w/", range(17, 20))
+    lookup = hybrid_lookup(store, need(), of_kind("sliding_window", 4))
+    assert lookup.end("r", HASHES, 0, 30) == 20
+
+
+@pytest.mark.parametrize(
+    ("present", "expected"),
+    [
+        (range(20), 20),
+        (range(19), 19),
+        ([*range(5, 9), *range(18, 20)], 9),
+        ([0, 1], 2),
+        ([2, 3], 0),
+        ([], 0),
+    ],
+    ids=["all", "one less", "an earlier end", "at the start", "start missing", "none"],
+)
+def test_the_last_end_that_has_its_window_is_found(
+    store: FaultyStore, present: range | list[int], expected: int
+) -> None:
+    """Where the window at the end of the chain lacks a block, an earlier end is taken; at the
+    start a window is as long as the prefix."""
+    fill(store, 20)
+    put(store, "w/", present)
+    lookup = hybrid_lookup(store, need(), of_kind("sliding_window", 4))
+    assert lookup.end("r", HASHES, 0, 30) == expected
+
+
+def test_blocks_of_a_window_in_memory_are_not_asked_for(store: FaultyStore) -> None:
+    """With 18 tokens in memory only the blocks after them must be in the store."""
+    fill(store, 20)
+    put(store, "w/", [18, 19])
+    lookup = hybrid_lookup(store, need(), of_kind("sliding_window", 8))
+    assert lookup.end("r", HASHES, 18, 30) == 20
+
+
+@pytest.mark.parametrize(("states", "expected"), [([19], 20), ([3, 11], 12), ([25], 0), ([], 0)])
+def test_a_state_is_needed_at_the_end_alone(
+    store: FaultyStore, states: list[int], expected: int
+) -> None:
+    """The last end in the chain whose own state is there; states past the chain don't count."""
+    fill(store, 20)
+    put(store, "w/", states)
+    lookup = hybrid_lookup(store, need(), of_kind("recurrent_state"))
+    assert lookup.end("r", HASHES, 0, 30) == expected
+
+
+def test_local_chunks_need_the_chunk_that_goes_on(store: FaultyStore) -> None:
+    """Of chunks of 8 tokens, an end inside of one needs its start; an end between two, nothing."""
+    fill(store, 20)
+    put(store, "w/", [17, 18, 19])
+    lookup = hybrid_lookup(store, need(), of_kind("chunked_local", 8))
+    assert lookup.end("r", HASHES, 0, 30) == 16
+    put(store, "w/", [16])
+    assert lookup.end("s", HASHES, 0, 30) == 20
+
+
+def test_blocks_of_several_sizes_meet_at_common_ends(store: FaultyStore) -> None:
+    """Blocks of 2 and 3 hashes: a prefix is a multiple of 6, and hashes are those of its ends."""
+    two = need(block_size=2, hashes_per_block=2)
+    three = need(object_index=1, block_size=3, hashes_per_block=3, prefixes=("q/",))
+    put(store, "p/", [1, 3, 5, 7, 9, 11, 13])
+    put(store, "q/", [2, 5, 8, 11])
+    assert hybrid_lookup(store, two, three).end("r", HASHES, 0, 18) == 12
+    store.remove([f"q/{HASHES[8].hex()}"])
+    assert hybrid_lookup(store, two, three).end("r", HASHES, 0, 18) == 6
+
+
+def test_only_windows_are_asked_from_the_end(store: FaultyStore) -> None:
+    """Without a chain the search goes backwards, in windows that double."""
+    put(store, "w/", range(40, 44))
+    lookup = hybrid_lookup(store, of_kind("sliding_window", 4))
+    assert lookup.end("r", HASHES, 0, 200) == 44
+    assert len(store.sizes["exists"]) == 6
+    calls = store.calls["exists"]
+    assert lookup.end("r", HASHES, 0, 200) == 44
+    assert store.calls["exists"] == calls
+
+
+def test_a_hybrid_miss_costs_one_call(store: FaultyStore) -> None:
+    """Case 32 with several groups: nothing of the chain, so nothing else is asked."""
+    lookup = hybrid_lookup(store, need(), of_kind("recurrent_state"))
+    assert lookup.end("r", HASHES, 0, len(HASHES)) == 0
+    assert store.sizes["exists"] == [8]
+
+
+def test_a_distrusted_window_block_is_missing(store: FaultyStore) -> None:
+    """Case 23 with several groups."""
+    fill(store, 20)
+    put(store, "w/", range(20))
+    distrusted = Distrusted(1000)
+    distrusted.add([HASHES[19]])
+    lookup = PrefixLookup(store, [need(), of_kind("sliding_window", 2)], 8, distrusted, Counters())
+    assert lookup.end("r", HASHES, 0, 30) == 19

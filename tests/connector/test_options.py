@@ -9,7 +9,9 @@ import pytest
 
 from kvformat.errors import ConfigError, Reason
 from kvformat.stores.file import FileStore
-from kvformat_connector.config import Options, parse_options
+from kvformat_connector.config import NO_LIMIT, Options, directions, parse_options
+from kvformat_connector.ported import without_effect
+from kvformat_connector.store.mooncake_options import parse_mooncake_options
 
 STORE = {"store": "memory://"}
 
@@ -24,6 +26,22 @@ STORE = {"store": "memory://"}
         ({**STORE, "tenant": 7}, Reason.CONFIG_VALUE, "tenant"),
         ({**STORE, "verify": "never"}, Reason.CONFIG_VALUE, "verify"),
         ({**STORE, "lookup_window": 0}, Reason.CONFIG_VALUE, "lookup_window"),
+        ({**STORE, "layerwise_max_transfer_blocks": True}, Reason.CONFIG_VALUE, "transfer_blocks"),
+        ({**STORE, "layerwise_prefetch_layers": "many"}, Reason.CONFIG_VALUE, "prefetch_layers"),
+        ({**STORE, "layerwise_prefetch_layers": 0}, Reason.CONFIG_VALUE, "prefetch_layers"),
+        ({**STORE, "tenant": ""}, Reason.CONFIG_VALUE, "tenant"),
+        ({**STORE, "replica_num": 2}, Reason.CONFIG_CONFLICT, "replica_num"),
+        ({**STORE, "preferred_segment": True}, Reason.CONFIG_CONFLICT, "preferred_segment"),
+        ({"backend": "mooncake", "replica_num": 0}, Reason.CONFIG_VALUE, "replica_num"),
+        ({"backend": "mooncake", "soft_pin_ms": "1"}, Reason.CONFIG_VALUE, "soft_pin_ms"),
+        ({"backend": "mooncake", "prefer_alloc_in_same_node": 1}, Reason.CONFIG_VALUE, "same_node"),
+        ({"backend": "memcache"}, Reason.CONFIG_VALUE, "memcache"),
+        ({**STORE, "discard_partial_chunks": False}, Reason.CONFIG_UNSUPPORTED, "partial_chunks"),
+        (
+            {**STORE, "save_decode_cache": True, "save_decode_blocks": False},
+            Reason.CONFIG_CONFLICT,
+            "save_decode_cache",
+        ),
         ({**STORE, "layerwise_max_transfer_bytes": -1}, Reason.CONFIG_VALUE, "transfer_bytes"),
         ({**STORE, "failed_key_retry_ms": -1}, Reason.CONFIG_VALUE, "failed_key_retry_ms"),
         ({**STORE, "layerwise_max_transfer_bytes": 1 << 63}, Reason.CONFIG_VALUE, "transfer_bytes"),
@@ -33,8 +51,6 @@ STORE = {"store": "memory://"}
         ({}, Reason.CONFIG_MISSING, "store"),
         ({"store": "file:///a", "backend": "mooncake"}, Reason.CONFIG_CONFLICT, "mooncake"),
         ({**STORE, "use_layerwise": False}, Reason.CONFIG_UNSUPPORTED, "use_layerwise"),
-        ({**STORE, "head_shards": 2}, Reason.CONFIG_UNSUPPORTED, "head_shards"),
-        ({**STORE, "layer_segments": 2}, Reason.CONFIG_UNSUPPORTED, "layer_segments"),
         ({**STORE, "verify": "header"}, Reason.CONFIG_UNSUPPORTED, "verify"),
     ],
 )
@@ -64,6 +80,98 @@ def test_options_are_parsed_once_into_a_frozen_struct() -> None:
 def test_a_vllm_ascend_backend_names_a_store() -> None:
     """The option that a vllm-ascend configuration already has is enough."""
     assert parse_options({"backend": "mooncake"}).store == "mooncake://"
+
+
+def test_replica_options_reach_the_store_in_its_uri() -> None:
+    """What Mooncake does with copies is an option here and part of the URI there, given once."""
+    options = {
+        "backend": "mooncake",
+        "replica_num": 2,
+        "preferred_segment": True,
+        "prefer_alloc_in_same_node": False,
+        "soft_pin_ms": 60_000,
+    }
+    uri = parse_options(options).store
+    found = parse_mooncake_options(uri.replace("://", "://master:1"))
+    assert (
+        found.replica_num,
+        found.preferred_segment,
+        found.prefer_alloc_in_same_node,
+        found.soft_pin_ms,
+    ) == (2, "true", False, 60_000)
+    twice = {"store": "mooncake://master:1?replica_num=3", "replica_num": 2}
+    with pytest.raises(ConfigError) as caught:
+        parse_mooncake_options(parse_options(twice).store)
+    assert caught.value.reason is Reason.CONFIG_CONFLICT
+
+
+def test_a_transfer_limit_of_zero_is_no_limit() -> None:
+    """As in vllm-ascend, whose default it is."""
+    options = parse_options({**STORE, "layerwise_max_transfer_blocks": 0})
+    assert options.layerwise_max_transfer_blocks == NO_LIMIT
+    assert options.layerwise_max_transfer_bytes == Options().layerwise_max_transfer_bytes
+
+
+#: Options that a configuration for vllm-ascend's AscendStoreConnector may hold.
+ASCEND = {
+    "backend": "mooncake",
+    "use_layerwise": True,
+    "layerwise_prefetch_layers": 1,
+    "layerwise_max_transfer_blocks": 64,
+    "layerwise_max_transfer_bytes": 16777216,
+    "lookup_rpc_port": "0",
+    "mooncake_rpc_port": 0,
+    "load_async": False,
+    "consumer_is_to_load": True,
+    "consumer_is_to_put": True,
+    "save_decode_cache": True,
+    "discard_partial_chunks": True,
+    "h2d_stagger_us": 0,
+    "qos_priority": 3,
+    "prefill": {"tp_size": 2, "dp_size": 1},
+    "decode": {"tp_size": 2, "dp_size": 1},
+    "prefill_pp_size": 1,
+    "layerwise_num_shared_buffers": 3,
+}
+
+
+def test_a_vllm_ascend_configuration_is_understood_whole() -> None:
+    """Every option that such a configuration may hold is taken, renamed, or named as having no
+    effect: nothing of it stops the start, nothing is passed over in silence."""
+    options = parse_options(ASCEND)
+    assert options.layerwise_max_transfer_blocks == 64
+    assert options.save_decode_blocks is True
+    assert options.consumer_is_to_put is True
+    told = "\n".join(without_effect(ASCEND))
+    for name in ASCEND:
+        taken = name in Options.__struct_fields__ or name == "save_decode_cache"
+        assert (f"option {name!r} (value" in told) != taken, name
+
+
+@pytest.mark.parametrize(
+    ("role", "options", "expected"),
+    [
+        ("kv_both", {}, (True, True)),
+        ("kv_producer", {}, (True, True)),
+        ("kv_producer", {"producer_is_to_load": False}, (False, True)),
+        ("kv_consumer", {}, (True, False)),
+        ("kv_consumer", {"consumer_is_to_put": True}, (True, True)),
+        ("kv_consumer", {"consumer_is_to_load": False, "consumer_is_to_put": True}, (False, True)),
+    ],
+)
+def test_roles_load_and_save(
+    role: str, options: dict[str, object], expected: tuple[bool, bool]
+) -> None:
+    """What a role does, and how a consumer's options change it."""
+    assert directions(role, parse_options({**STORE, **options})) == expected
+
+
+def test_a_consumer_with_nothing_to_do_is_refused() -> None:
+    """Contradictory: it would neither load nor save."""
+    with pytest.raises(ConfigError) as caught:
+        directions("kv_consumer", parse_options({**STORE, "consumer_is_to_load": False}))
+    assert caught.value.reason is Reason.CONFIG_CONFLICT
+    assert "consumer_is_to_load" in caught.value.detail
 
 
 def listed_options(kind: str) -> list[tuple[str, str]]:

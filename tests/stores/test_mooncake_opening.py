@@ -447,6 +447,32 @@ def test_options_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert changed.device_name == "mlx5_0"
 
 
+def test_the_environment_comes_before_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file as vllm-ascend's users have it: switches for placement, and variables that win."""
+    path = tmp_path / "mooncake.json"
+    path.write_text(
+        json.dumps(
+            {
+                "master_server_address": "master:50051",
+                "preferred_segment": True,
+                "prefer_alloc_in_same_node": False,
+            }
+        )
+    )
+    monkeypatch.setenv(CONFIG_PATH_VARIABLE, str(path))
+    monkeypatch.setenv("MOONCAKE_MASTER", "other:1")
+    monkeypatch.setenv("MOONCAKE_GLOBAL_SEGMENT_SIZE", "2GB")
+    assert parse_mooncake_options("mooncake://") == MooncakeOptions(
+        master_server_address="other:1",
+        global_segment_size=2 << 30,
+        preferred_segment="true",
+        prefer_alloc_in_same_node=False,
+    )
+    assert parse_mooncake_options("mooncake://third:1").master_server_address == "third:1"
+
+
 @pytest.mark.parametrize(
     ("uri", "reason", "named"),
     [
@@ -459,6 +485,8 @@ def test_options_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         ("mooncake://master:1?metrics=9003", Reason.CONFIG_VALUE, "metrics"),
         ("mooncake://master:1?global_segment_size=lots", Reason.CONFIG_VALUE, "lots"),
         ("mooncake://master:1?put_session_limit_ms=0", Reason.CONFIG_VALUE, "put_session_limit_ms"),
+        ("mooncake://master:1?replica_num=0", Reason.CONFIG_VALUE, "replica_num"),
+        ("mooncake://master:1?prefer_alloc_in_same_node=1", Reason.CONFIG_VALUE, "same_node"),
         ("mooncake://master:1?ttl=1", Reason.CONFIG_UNKNOWN, "ttl"),
     ],
 )

@@ -6,6 +6,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from importlib.metadata import version
+from typing import Any
 
 import pytest
 from conformance import Memory, ProcessConformance
@@ -13,6 +14,8 @@ from conformance import Memory, ProcessConformance
 from kvformat.errors import Reason, StoreUnavailableError
 from kvformat.stores import Code, Store, open_store
 from kvformat_connector.store.mooncake import MooncakeStore
+from kvformat_connector.store.mooncake_client import replica_arguments
+from kvformat_connector.store.mooncake_options import parse_mooncake_options
 from kvformat_connector.store.mooncake_services import MooncakeServices, mooncake_services
 
 pytestmark = pytest.mark.mooncake
@@ -141,3 +144,32 @@ def test_services_end_with_their_context() -> None:
         fail()
     assert running[0].master.returncode is not None
     assert running[0].client.returncode is not None
+
+
+def test_replica_options_reach_mooncake(mooncake: MooncakeServices) -> None:
+    """Each option is a field of what puts are called with; nothing asked for is nothing said; and
+    a real master takes them, in sessions and for whole objects."""
+
+    class Named:
+        def get_hostname(self) -> str:
+            return "me:1"
+
+    def config(query: str) -> object:
+        options = parse_mooncake_options(f"mooncake://master:1{query}")
+        return replica_arguments(Named(), options).get("config")  # type: ignore[arg-type]
+
+    assert config("") is None
+    found: Any = config(
+        "?replica_num=2&preferred_segment=true&prefer_alloc_in_same_node=true&soft_pin_ms=900"
+    )
+    assert (found.replica_num, found.preferred_segment) == (2, "me:1")
+    assert (found.prefer_alloc_in_same_node, found.soft_pin_ttl_ms) == (True, 900)
+    assert found.soft_pin_action.name == "ENABLE"
+    named: Any = config("?preferred_segment=10.0.0.7:5")
+    assert (named.preferred_segment, named.replica_num) == ("10.0.0.7:5", 1)
+
+    store = open_store(f"{mooncake.uri}&replica_num=1&soft_pin_ms=1000&preferred_segment=true")
+    key = f"replica/{uuid.uuid4().hex}"
+    assert store.put(key, b"data") == Code.OK
+    assert store.get(key) == b"data"
+    store.close()

@@ -31,6 +31,7 @@ ENVIRONMENT = {
 }
 
 BLOCK_SIZE = 32
+_SETTLE_LIMIT_S = 10.0
 
 
 class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,8 +68,13 @@ class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
     worker: dict[str, int] = {}
     rejections: list[dict[str, Any]] = []
     namespace: str = ""
+    metrics: dict[str, float] = {}  #: this connector's, by sample name and label value
     error: str = ""
     error_reason: str = ""
+
+
+#: Labels of our metrics that aren't the engine's.
+_OWN_LABELS = ("reason", "event", "phase", "le")
 
 
 class ChildError(RuntimeError):
@@ -177,7 +183,7 @@ def _serve(spec: EngineSpec) -> EngineReport:
         answers = [answer for prompt in spec.prompts for answer in _answer(llm, [prompt], sampling)]
     if spec.connector_options is None:
         return EngineReport(answers=answers)
-    return _report(llm, answers)
+    return _report(llm, spec, sampling, answers)
 
 
 def _warm_up_prompt() -> list[int]:
@@ -216,15 +222,36 @@ def _to_answer(output: Any, ttft_s: float) -> Answer:
     )
 
 
-def _report(llm: Any, answers: list[Answer]) -> EngineReport:
+def _report(llm: Any, spec: EngineSpec, sampling: Any, answers: list[Answer]) -> EngineReport:
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
     worker: Any = get_kv_transfer_group()
+    # Objects are committed behind the engine's back; the counts are complete when all are.
+    worker.worker.settle(_SETTLE_LIMIT_S)
     scheduler = llm.llm_engine.engine_core.engine_core.scheduler.connector
+    if not spec.engine_options.get("disable_log_stats", True):
+        # Saves end behind the engine's back; the steps of one more request collect their counts.
+        _answer(llm, [_warm_up_prompt()], sampling)
     return EngineReport(
         answers=answers,
         scheduler=scheduler.counters,
         worker=worker.counters,
         rejections=[msgspec.to_builtins(rejection) for rejection in worker.rejections],
         namespace=scheduler.namespace,
+        metrics=_metrics(),
     )
+
+
+def _metrics() -> dict[str, float]:
+    """Samples of this connector that the engine put into Prometheus: none where
+    ``disable_log_stats`` keeps it from doing so."""
+    from prometheus_client import REGISTRY
+
+    return {
+        ":".join([sample.name, *(v for k, v in sample.labels.items() if k in _OWN_LABELS)]): (
+            sample.value
+        )
+        for family in REGISTRY.collect()
+        if family.name.startswith("vllm:kvformat_")
+        for sample in family.samples
+    }

@@ -16,6 +16,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from kvformat.errors import Reason, StoreUnavailableError
 from kvformat.stores.arguments import (
@@ -34,6 +35,7 @@ from kvformat_connector.store.mooncake_client import (
     MooncakeVersions,
     find_versions,
     open_client,
+    replica_arguments,
 )
 from kvformat_connector.store.mooncake_listing import fetch_keys
 from kvformat_connector.store.mooncake_options import parse_mooncake_options
@@ -70,6 +72,9 @@ class MooncakeStore:
         client = open_client(self._options, self.versions)
         self._client = client
         self._calls = MooncakeCalls(client)
+        replicas = replica_arguments(client, self._options)
+        self._start_puts = partial(client.batch_put_session_start, **replicas)
+        self._put_whole = partial(client.batch_put_from_multi_buffers, **replicas)
         self._lock = threading.Lock()  # the sessions; never held during a call
         self._writes: dict[str, _Write] = {}
         self._reads: set[str] = set()
@@ -103,7 +108,7 @@ class MooncakeStore:
                 elif codes[index] == Code.OK:
                     self._writes[keys[index]] = _Write(nbytes[index])
                     new.append(index)
-        self._calls.fill(codes, new, self._client.batch_put_session_start, keys, nbytes)
+        self._calls.fill(codes, new, self._start_puts, keys, nbytes)
         with self._lock:
             for index in new:
                 if codes[index] != Code.OK:
@@ -281,9 +286,7 @@ class MooncakeStore:
                 new.append(index)
             elif code == 1:
                 codes[index] = Code.EXISTS
-        self._calls.fill(
-            codes, new, self._client.batch_put_from_multi_buffers, keys, addresses, sizes
-        )
+        self._calls.fill(codes, new, self._put_whole, keys, addresses, sizes)
         # Mooncake answers 0 as well where another writer is at the key and nothing was stored.
         put = [index for index in new if codes[index] == Code.OK]
         self._calls.fill(codes, put, self._client.batch_is_exist, keys)

@@ -56,7 +56,9 @@ class Client(Protocol):
     def remove(self, key: str, force: bool = False) -> int: ...
     def batch_is_exist(self, keys: list[str]) -> list[int]: ...
     def batch_remove(self, keys: list[str]) -> list[int]: ...
-    def batch_put_session_start(self, keys: list[str], sizes: list[int]) -> list[int]: ...
+    def batch_put_session_start(
+        self, keys: list[str], sizes: list[int], config: Any = ...
+    ) -> list[int]: ...
     def batch_put_from_multi_buffer_ranges(
         self, keys: list[str], addresses: _Rows, sizes: _Rows, offsets: _Rows
     ) -> list[int]: ...
@@ -68,8 +70,9 @@ class Client(Protocol):
     ) -> list[int]: ...
     def batch_get_session_end(self, keys: list[str]) -> int: ...
     def batch_put_from_multi_buffers(
-        self, keys: list[str], addresses: _Rows, sizes: _Rows
+        self, keys: list[str], addresses: _Rows, sizes: _Rows, config: Any = ...
     ) -> list[int]: ...
+    def get_hostname(self) -> str: ...
     def batch_get_into_multi_buffers(
         self, keys: list[str], addresses: _Rows, sizes: _Rows
     ) -> list[int]: ...
@@ -123,6 +126,31 @@ def open_client(options: MooncakeOptions, versions: MooncakeVersions) -> Client:
     return client
 
 
+def replica_arguments(client: Client, options: MooncakeOptions) -> dict[str, Any]:
+    """What puts are called with beside keys and sizes: nothing where nothing was asked for."""
+    asked = (
+        options.preferred_segment,
+        options.prefer_alloc_in_same_node,
+        options.replica_num,
+        options.soft_pin_ms,
+    )
+    if asked == ("", None, None, None):
+        return {}
+    module = importlib.import_module("mooncake.store")
+    config: Any = module.ReplicateConfig()
+    if options.preferred_segment:
+        own = options.preferred_segment == "true"
+        config.preferred_segment = client.get_hostname() if own else options.preferred_segment
+    if options.prefer_alloc_in_same_node is not None:
+        config.prefer_alloc_in_same_node = options.prefer_alloc_in_same_node
+    if options.replica_num is not None:
+        config.replica_num = options.replica_num
+    if options.soft_pin_ms is not None:
+        config.soft_pin_action = module.SoftPinAction.ENABLE
+        config.soft_pin_ttl_ms = options.soft_pin_ms
+    return {"config": config}
+
+
 def within(limit_s: float, what: str, master: str, call: Callable[[], T]) -> T:
     """``call()``, or ``StoreUnavailableError`` if it takes too long.
 
@@ -152,6 +180,15 @@ def within(limit_s: float, what: str, master: str, call: Callable[[], T]) -> T:
     return answers[0]
 
 
+def missing_session_methods() -> list[str]:
+    """What the installed Mooncake lacks. Raises ``ImportError`` where it can't be imported."""
+    return _missing(importlib.import_module("mooncake.store").MooncakeDistributedStore)
+
+
+def _missing(kind: Any) -> list[str]:
+    return [name for name in _SESSION_METHODS if not hasattr(kind, name)]
+
+
 def _new_client(versions: MooncakeVersions) -> Client:
     found = f"found {versions.distribution} {versions.version}"
     try:
@@ -162,8 +199,7 @@ def _new_client(versions: MooncakeVersions) -> Client:
             f"option store: Mooncake can't be imported ({found}): {error}",
         ) from error
     kind: Any = module.MooncakeDistributedStore
-    missing = [name for name in _SESSION_METHODS if not hasattr(kind, name)]
-    if missing:
+    if missing := _missing(kind):
         raise StoreUnavailableError(
             Reason.STORE_UNSUPPORTED,
             f"option store: Mooncake >= {NEEDED_VERSION} is needed, {found}, "

@@ -32,7 +32,15 @@ _MOONCAKE_NAMES = (
     "global_segment_size",
     "local_buffer_size",
 )
+# Where objects are kept. Mooncake's file may hold the first two, as vllm-ascend's users write it.
+_REPLICA_NAMES = ("preferred_segment", "prefer_alloc_in_same_node", "replica_num", "soft_pin_ms")
+_SWITCHES = ("preferred_segment", "prefer_alloc_in_same_node")
 _OWN_NAMES = ("metrics", "put_session_limit_ms")
+# Environment variables that come before the file, as vllm-ascend has them.
+_VARIABLES = {
+    "MOONCAKE_MASTER": "master_server_address",
+    "MOONCAKE_GLOBAL_SEGMENT_SIZE": "global_segment_size",
+}
 
 
 class MooncakeOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,18 +62,26 @@ class MooncakeOptions(msgspec.Struct, frozen=True, kw_only=True):
     metrics: str = ""
     #: A put session older than this is given up, long before Mooncake hands its memory to others.
     put_session_limit_ms: int = 20_000
+    #: The segment that an object's first copy goes to. ``true``: the memory this process lends.
+    preferred_segment: str = ""
+    #: Keep the copies of an object on one node. None: as Mooncake would.
+    prefer_alloc_in_same_node: bool | None = None
+    #: Copies of each object. None: as Mooncake would.
+    replica_num: int | None = None
+    #: How long after a put eviction passes an object by.
+    soft_pin_ms: int | None = None
 
 
 def parse_mooncake_options(uri: str) -> MooncakeOptions:
     """The options of ``uri``. Raises ``ConfigError`` naming option, value and where it stands."""
     parsed = parse_store_uri(uri)
-    refuse_unknown_options(parsed, (*_MOONCAKE_NAMES, *_OWN_NAMES))
+    refuse_unknown_options(parsed, (*_MOONCAKE_NAMES, *_REPLICA_NAMES, *_OWN_NAMES))
     if parsed.path.strip("/"):
         raise ConfigError(
             Reason.CONFIG_VALUE,
             f"option store: expected mooncake://host:port without a path, found {uri!r}",
         )
-    values = _read_config_file()
+    values = _read_config()
     if parsed.authority:
         values["master_server_address"] = parsed.authority
     values.update(parsed.options)
@@ -95,6 +111,10 @@ def parse_mooncake_options(uri: str) -> MooncakeOptions:
             if "put_session_limit_ms" in values
             else defaults.put_session_limit_ms
         ),
+        preferred_segment=_preferred_segment(values),
+        prefer_alloc_in_same_node=_switch(values, "prefer_alloc_in_same_node"),
+        replica_num=_whole_number(values, "replica_num"),
+        soft_pin_ms=_whole_number(values, "soft_pin_ms"),
     )
 
 
@@ -112,6 +132,34 @@ def _nbytes(values: dict[str, str], option: str, default: int) -> int:
     return parse_nbytes(option, values[option]) if option in values else default
 
 
+def _preferred_segment(values: dict[str, str]) -> str:
+    text = values.get("preferred_segment", "")
+    return "" if text == "false" else text
+
+
+def _switch(values: dict[str, str], option: str) -> bool | None:
+    if (text := values.get(option)) is None:
+        return None
+    if text not in ("true", "false"):
+        raise ConfigError(
+            Reason.CONFIG_VALUE, f"option {option}: expected true or false, found {text!r}"
+        )
+    return text == "true"
+
+
+def _whole_number(values: dict[str, str], option: str) -> int | None:
+    return parse_whole_number(option, values[option]) if option in values else None
+
+
+def _read_config() -> dict[str, str]:
+    """What Mooncake's file says, and the environment variables that come before it."""
+    values = _read_config_file()
+    for variable, option in _VARIABLES.items():
+        if text := os.environ.get(variable, ""):
+            values[option] = text
+    return values
+
+
 def _read_config_file() -> dict[str, str]:
     path = os.environ.get(CONFIG_PATH_VARIABLE, "")
     if not path:
@@ -127,11 +175,13 @@ def _read_config_file() -> dict[str, str]:
             Reason.CONFIG_VALUE, f"{CONFIG_PATH_VARIABLE}: {path!r} holds no JSON object"
         )
     values: dict[str, str] = {}
-    for name in ("master_server_address", *_MOONCAKE_NAMES):
+    for name in ("master_server_address", *_MOONCAKE_NAMES, *_REPLICA_NAMES):
         value = content.get(name)
         if value is None:
             continue
-        if isinstance(value, bool) or not isinstance(value, (str, int)):
+        if isinstance(value, bool) and name in _SWITCHES:
+            value = "true" if value else "false"
+        elif isinstance(value, bool) or not isinstance(value, (str, int)):
             raise ConfigError(
                 Reason.CONFIG_VALUE,
                 f"option {name} in {path!r}: expected text or a whole number, found {value!r}",

@@ -1,0 +1,88 @@
+"""Which blocks a prefix needs, object by object: of full attention all of them, of a window those
+that the next token still sees, of a recurrent state the one that ends where the prefix does.
+
+Source: spec/kvformat.md section 8.4 (lookup); vllm/v1/core/single_type_kv_cache_manager.py
+(``get_num_skipped_tokens``), which leaves every other block without memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import lcm
+
+import msgspec
+
+from kvformat.key import Namespace, key_prefix
+from kvformat.layout import Layout
+from kvformat.objectmap import group_bitmap, object_shards
+
+
+class ObjectNeeds(msgspec.Struct, frozen=True, kw_only=True):
+    """One entry of a layout's ``objects``: its blocks, and the keys of each.
+
+    ``block_size`` and ``window`` are in tokens. ``prefixes`` has the key prefix of every shard: a
+    block is in the store when all of its shards are.
+    """
+
+    object_index: int
+    groups: tuple[int, ...]
+    kind: str
+    block_size: int
+    hashes_per_block: int
+    window: int
+    prefixes: tuple[str, ...]
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether a prefix needs every block of it."""
+        return self.kind == "full_attention"
+
+    def blocks(self, first: int, end: int) -> range:
+        """Blocks that must be loaded for a prefix of ``end`` tokens, when the first ``first``
+        tokens are in memory. Both are whole numbers of blocks."""
+        stop = end // self.block_size
+        if self.kind == "recurrent_state":
+            return range(max(first // self.block_size, stop - 1), stop)
+        seen = 0
+        if self.kind == "sliding_window":
+            seen = max(0, end - self.window + 1)
+        elif self.kind == "chunked_local":
+            seen = end // self.window * self.window
+        return range(max(first, seen) // self.block_size, stop)
+
+    def block_hash(self, hashes: Sequence[bytes], block: int) -> bytes:
+        """The hash of a block: the engine's of the last hash block in it."""
+        return hashes[(block + 1) * self.hashes_per_block - 1]
+
+    def block_hashes(self, hashes: Sequence[bytes], blocks: range) -> Sequence[bytes]:
+        """The hashes of consecutive blocks; of those at the end that aren't full yet, none."""
+        size = self.hashes_per_block
+        return hashes[blocks.start * size + size - 1 : blocks.stop * size : size]
+
+
+def object_needs(layout: Layout, namespace: Namespace) -> list[ObjectNeeds]:
+    """The needs of every object of a layout, by object index."""
+    needs = []
+    for index, groups in enumerate(layout.objects):
+        # Groups that share an object live and die together: one of them speaks for all.
+        group = layout.groups[groups[0]]
+        needs.append(
+            ObjectNeeds(
+                object_index=index,
+                groups=groups,
+                kind=group.kind,
+                block_size=group.block_size,
+                hashes_per_block=group.block_size // layout.hash.block_size,
+                window=group.window,
+                prefixes=tuple(
+                    key_prefix(namespace, group_bitmap(groups), shard)
+                    for shard in object_shards(layout, index)
+                ),
+            )
+        )
+    return needs
+
+
+def alignment(needs: Sequence[ObjectNeeds]) -> int:
+    """Tokens in the smallest prefix that is whole blocks of every object."""
+    return lcm(*(need.block_size for need in needs))

@@ -1,0 +1,187 @@
+"""``kvformat doctor``: would a server start here, reach its store, and share with another one?"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_stores import make_layout, put_manifest
+from conftest import Outcome, Run
+
+from kvformat.fingerprint import manifest
+from kvformat.stores import Store, open_store
+from kvformat_connector.store.mooncake_services import MooncakeServices
+
+CONFIG: dict[str, Any] = {
+    "kv_connector": "KVFormatConnector",
+    "kv_connector_module_path": "kvformat_connector",
+    "kv_role": "kv_both",
+    "kv_load_failure_policy": "recompute",
+    "kv_connector_extra_config": {"store": "memory://doctor"},
+}
+
+
+def config(path: Path, extra: dict[str, Any] | None = None, **fields: Any) -> str:
+    document = {**CONFIG, **fields}
+    if extra is not None:
+        document["kv_connector_extra_config"] = extra
+    path.write_text(json.dumps(document))
+    return str(path)
+
+
+def statuses(outcome: Outcome, name: str) -> list[str]:
+    return [c["status"] for c in outcome.json["checks"] if c["name"].startswith(name)]
+
+
+def check(outcome: Outcome, name: str) -> dict[str, Any]:
+    (found,) = (c for c in outcome.json["checks"] if c["name"] == name)
+    return dict(found)
+
+
+def test_a_configuration_that_works(run: Run, tmp_path: Path) -> None:
+    """Versions, block hashes, options and the store are all looked at, and nothing is wrong."""
+    outcome = run("doctor", "--config", config(tmp_path / "a"), "--json")
+    assert outcome.code == 0
+    assert outcome.json["problems"] == []
+    names = [c["name"] for c in outcome.json["checks"]]
+    assert {"kvformat", "python", "engine", "mooncake client", "block hashes", "store"} <= {*names}
+    assert check(outcome, "store")["status"] == "ok"
+    assert statuses(outcome, "config") == ["ok"]
+
+
+@pytest.mark.parametrize(
+    ("extra", "fields", "reason"),
+    [
+        ({"store": "memory://", "tenants": "a"}, {}, "config_unknown"),
+        ({"store": "memory://", "lookup_window": "3"}, {}, "config_value"),
+        ({"store": "file:///a", "backend": "mooncake"}, {}, "config_conflict"),
+        ({}, {}, "config_missing"),
+        ({"store": "memory://"}, {"kv_role": "both"}, "config_value"),
+        ({"store": "memory://"}, {"kv_connector": "Other"}, "config_value"),
+        (
+            {"store": "memory://", "consumer_is_to_load": False},
+            {"kv_role": "kv_consumer"},
+            "config_conflict",
+        ),
+    ],
+)
+def test_what_a_start_would_refuse(
+    run: Run, tmp_path: Path, extra: dict[str, Any], fields: dict[str, Any], reason: str
+) -> None:
+    """Case 37 before the start: exit 1, with the reason that the start would give."""
+    outcome = run("doctor", "--config", config(tmp_path / "a", extra, **fields), "--json")
+    assert outcome.code == 1
+    assert [problem["reason"] for problem in outcome.json["problems"]] == [reason]
+
+
+def test_what_a_start_would_warn_of(run: Run, tmp_path: Path) -> None:
+    """vLLM's default policy, and options without an effect: notices, which are not findings."""
+    extra = {"store": "memory://doctor", "lookup_rpc_port": 0}
+    path = config(tmp_path / "a", extra, kv_load_failure_policy="fail")
+    outcome = run("doctor", "--config", path, "--json")
+    assert outcome.code == 0
+    assert statuses(outcome, "config") == ["ok", "notice", "notice"]
+
+
+def test_a_store_out_of_reach(run: Run) -> None:
+    """Exit 2, the port is named, and what could be checked is told all the same."""
+    outcome = run("doctor", "--store", "mooncake://127.0.0.1:1", "--json")
+    assert outcome.code == 2
+    assert check(outcome, "master port")["status"] == "unreachable"
+    assert "127.0.0.1:1" in outcome.json["problems"][0]["detail"]
+    assert check(outcome, "kvformat")["status"] == "ok"
+
+
+def test_asking_makes_no_folder(run: Run, tmp_path: Path) -> None:
+    """A file store whose folder isn't there is told, and still isn't there."""
+    outcome = run("doctor", "--store", f"file://{tmp_path}/none", "--json")
+    assert (outcome.code, check(outcome, "store")["status"]) == (0, "skipped")
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_test_object_is_gone_afterwards(run: Run, tmp_path: Path) -> None:
+    """The self-test leaves nothing behind."""
+    (tmp_path / "store").mkdir()
+    uri = f"file://{tmp_path}/store"
+    outcome = run("doctor", "--store", uri, "--json")
+    assert check(outcome, "store")["status"] == "ok"
+    store = open_store(uri)
+    assert list(store.list()) == []
+    store.close()
+
+
+@pytest.mark.mooncake
+def test_a_real_mooncake(run: Run, mooncake: MooncakeServices) -> None:
+    """Both ports answer, the client has the session methods, and an object makes the round."""
+    outcome = run("doctor", "--store", mooncake.uri, "--json")
+    assert outcome.code == 0
+    for name in ("mooncake client", "master port", "metrics port", "store"):
+        assert check(outcome, name)["status"] == "ok"
+
+
+def test_two_configurations_that_would_not_share(run: Run, tmp_path: Path) -> None:
+    """Exit 1 with each option that keeps them apart; options that don't matter aren't named."""
+    a = config(tmp_path / "a", {"store": "memory://doctor", "tenant": "x", "lookup_window": 8})
+    b = config(tmp_path / "b", {"store": "memory://doctor", "tenant": "y", "lookup_window": 9})
+    outcome = run("doctor", "--config", a, "--config", b, "--json")
+    assert outcome.code == 1
+    assert outcome.json["option_differences"] == [{"option": "tenant", "a": "x", "b": "y"}]
+    same = run("doctor", "--config", a, "--config", a, "--json")
+    assert (same.code, same.json["option_differences"]) == (0, [])
+
+
+def test_two_manifests(run: Run, tmp_path: Path, store: Store) -> None:
+    """Case 36: the layouts of two servers, from files or from the store, differ in named fields."""
+    a, b = make_layout(), make_layout(tenant="other")
+    for name, layout in (("a", a), ("b", b)):
+        (tmp_path / name).write_bytes(manifest(layout))
+        put_manifest(store, layout)
+    files = run("doctor", str(tmp_path / "a"), str(tmp_path / "b"), "--json")
+    stored = run("doctor", "acme", "other", "--store", store.uri, "--json")
+    for outcome in (files, stored):
+        assert outcome.code == 1
+        fields = [d["field"] for d in outcome.json["layouts"]["differences"]]
+        assert fields == ["identity.tenant"]
+    same = run("doctor", str(tmp_path / "a"), str(tmp_path / "a"), "--json")
+    assert (same.code, same.json["layouts"]["is_equal"]) == (0, True)
+
+
+def test_the_environment_counts(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A seed of block hashes is told with what follows from it; a wrong switch is a failure."""
+    monkeypatch.setenv("PYTHONHASHSEED", "7")
+    monkeypatch.setenv("KVFORMAT_RANGE_DEBUG", "1")
+    outcome = run("doctor", "--json")
+    assert outcome.code == 0
+    assert check(outcome, "block hashes")["status"] == "notice"
+    assert "PYTHONHASHSEED=7" in check(outcome, "block hashes")["advice"]
+    assert check(outcome, "trace")["status"] == "notice"
+    monkeypatch.setenv("KVFORMAT_RANGE_DEBUG", "yes")
+    assert run("doctor", "--json").json["problems"][0]["reason"] == "config_value"
+
+
+def test_without_the_connector(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The format layer alone says what it can; a store or configuration is wrong usage then."""
+    monkeypatch.setitem(sys.modules, "kvformat_connector.diagnosis", None)
+    outcome = run("doctor", "--json")
+    assert (outcome.code, check(outcome, "connector")["status"]) == (0, "skipped")
+    assert run("doctor", "--store", "memory://").code == 2
+
+
+@pytest.mark.parametrize("arguments", [("a",), ("--config", "/nowhere"), ("--config", __file__)])
+def test_wrong_usage(run: Run, arguments: tuple[str, ...]) -> None:
+    """One manifest without a store, a file that isn't there, a file that holds no JSON."""
+    assert run("doctor", *arguments).code == 2
+
+
+def test_people_see_a_table(run: Run, tmp_path: Path) -> None:
+    """Every check is a line, and a difference between two servers is in words."""
+    a = config(tmp_path / "a", {"store": "memory://doctor"})
+    b = config(tmp_path / "b", {"store": "memory://doctor", "tenant": "y"})
+    text = run("doctor", "--config", a, "--config", b).stdout
+    assert "block hashes" in text
+    assert "these servers share nothing" in text
+    assert "fine" not in text
+    assert "fine" in run("doctor", "--config", a).stdout

@@ -1,0 +1,266 @@
+"""Calls that don't come back: one bounded delay, then requests go on without the pool."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+
+import pytest
+from faulty_store import FaultyStore
+from simulated_engine import BLOCK_SIZE, Request, SimulatedEngine
+
+from kvformat.stores.protocol import Code
+
+TOKENS = [(1 + index) % 250 for index in range(27)]
+NUM_FULL = 6
+DEADLINE_MS = 150
+FAST = {"transfer_deadline_ms": DEADLINE_MS, "breaker_retry_ms": 20}
+
+
+class Valve:
+    """Holds calls back while it's closed."""
+
+    def __init__(self) -> None:
+        self.opened = threading.Event()
+        self.num_held = 0
+
+    def __call__(self, keys: Sequence[str]) -> None:
+        self.num_held += not self.opened.is_set()
+        assert self.opened.wait(60)
+
+
+@pytest.fixture
+def store() -> FaultyStore:
+    return FaultyStore()
+
+
+@pytest.fixture
+def valve() -> Iterator[Valve]:
+    valve = Valve()
+    yield valve
+    valve.opened.set()
+
+
+@pytest.fixture
+def expected() -> list[list[bytes]]:
+    return SimulatedEngine(FaultyStore()).serve(Request("reference", TOKENS)).kv
+
+
+def until(condition: object, limit_s: float = 10.0) -> None:
+    """Wait for what another thread is about to do."""
+    deadline = time.monotonic() + limit_s
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def run_idle_steps(engine: SimulatedEngine) -> None:
+    """Steps without requests, as an engine that serves others makes them: the breaker probes."""
+
+    def is_closed() -> bool:
+        engine.step([])
+        return not engine.worker._breaker.is_open
+
+    until(is_closed)
+
+
+@pytest.mark.parametrize("method", ["get_start", "get_ranges"])
+def test_a_load_that_hangs_costs_one_deadline_and_the_next_requests_nothing(
+    store: FaultyStore, valve: Valve, expected: list[list[bytes]], method: str
+) -> None:
+    """A frozen store: the request recomputes after one deadline, the breaker opens, and whoever
+    comes next isn't promised anything; when the store is back, it is used again."""
+    SimulatedEngine(store).serve(Request("c", TOKENS))
+    warm = SimulatedEngine(store, failed_key_retry_ms=0, **FAST)
+    store.before[method] = valve
+    served = warm.serve(Request("w", TOKENS))
+    assert served.kv == expected
+    assert served.num_hit_tokens == NUM_FULL * BLOCK_SIZE
+    counts = warm.counters.snapshot()
+    assert counts["rejected.deadline"] == NUM_FULL
+    assert counts["breaker.opened"] == 1
+    num_held = valve.num_held
+    assert warm.serve(Request("next", TOKENS)).num_hit_tokens == 0
+    # Nothing but a probe may have asked meanwhile.
+    assert valve.num_held <= num_held + 1
+    assert warm.counters.snapshot()["save.breaker_open"] > 0
+    valve.opened.set()
+    run_idle_steps(warm)
+    assert warm.counters.snapshot()["breaker.closed"] == 1
+    again = warm.serve(Request("again", TOKENS))
+    assert (again.num_hit_tokens, again.kv) == (NUM_FULL * BLOCK_SIZE, expected)
+    until(lambda: not store.num_open_sessions)
+
+
+def test_what_a_late_call_brings_reaches_no_block(store: FaultyStore, valve: Valve) -> None:
+    """The call of layer 1 comes back when the engine has given its blocks to another request: not
+    one byte of the cache changes."""
+    SimulatedEngine(store).serve(Request("c", TOKENS))
+    warm = SimulatedEngine(store, **FAST)
+    hold_layer_1 = iter(range(99))
+
+    def hold(keys: Sequence[str]) -> None:
+        if next(hold_layer_1) == 3:  # canary, headers, layer 0, layer 1
+            valve(keys)
+
+    store.before["get_ranges"] = hold
+    request = Request("w", TOKENS)
+    hit = warm.scheduler.match(request, 0)
+    table = warm.allocate(7)
+    warm.scheduler.allocated(request, hit)
+    assert warm.step([(request, table, hit, 3)]) == set(table[:NUM_FULL])
+    for array in warm.memory.values():
+        array[:] = 7
+    before = {name: array.tobytes() for name, array in warm.memory.items()}
+    valve.opened.set()
+    until(lambda: not store.num_open_sessions)
+    warm.step([])
+    assert {name: array.tobytes() for name, array in warm.memory.items()} == before
+    until(lambda: not warm.worker._rank.load_staging.num_taken_nbytes)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("method", ["put_start", "put_ranges", "put_commit"])
+def test_a_save_that_hangs_holds_no_step_up(
+    store: FaultyStore, valve: Valve, expected: list[list[bytes]], method: str
+) -> None:
+    """The step ends while the put hangs; later saves are left out; the objects are given up, and
+    nothing of them is seen but what the hanging call itself did."""
+    store.before[method] = valve
+    engine = SimulatedEngine(store, **FAST)
+    settle = engine.worker.settle
+    engine.worker.settle = lambda timeout_s: True  # type: ignore[method-assign]
+    assert engine.serve(Request("c", TOKENS)).kv == expected
+    until(lambda: valve.num_held)
+    until(lambda: engine.step([]) == set() and engine.worker._breaker.is_open)
+    engine.serve(Request("d", [9, *TOKENS]))
+    assert engine.counters.snapshot()["save.breaker_open"] == 7
+    valve.opened.set()
+    assert settle(10)
+    until(lambda: not store.num_open_sessions)
+    stored = [key for key in store.list() if not key.endswith("manifest")]
+    assert len(stored) == (NUM_FULL if method == "put_commit" else 0)
+
+
+def test_a_save_reads_nothing_that_changed_after_its_step(
+    store: FaultyStore, valve: Valve, expected: list[list[bytes]]
+) -> None:
+    """Blocks are the engine's again when the step ends: a slow put stores what was computed."""
+    store.before["put_ranges"] = valve
+    engine = SimulatedEngine(store)
+    settle = engine.worker.settle
+    engine.worker.settle = lambda timeout_s: True  # type: ignore[method-assign]
+    engine.serve(Request("c", TOKENS))
+    for array in engine.memory.values():
+        array[:] = 3
+    valve.opened.set()
+    assert settle(10)
+    assert engine.counters.snapshot()["save.blocks"] == NUM_FULL
+    assert SimulatedEngine(store).serve(Request("w", TOKENS)).kv == expected
+
+
+def test_a_store_too_slow_for_the_saves_bounds_memory_and_delay(
+    store: FaultyStore, valve: Valve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Back-pressure: with the staging memory full, what finds no room in time isn't saved."""
+    import kvformat_connector.worker as worker
+
+    monkeypatch.setattr(worker, "_SAVE_WAIT_S", 0.01)
+    store.before["put_ranges"] = valve
+    engine = SimulatedEngine(store, staging_bytes=1)
+    settle = engine.worker.settle
+    engine.worker.settle = lambda timeout_s: True  # type: ignore[method-assign]
+    engine.serve(Request("c", TOKENS))
+    # The first object's first layer has the memory; its second layer finds none either.
+    assert engine.counters.snapshot()["save.no_staging"] == NUM_FULL
+    valve.opened.set()
+    assert settle(10)
+    assert engine.worker._rank.save_staging.num_taken_nbytes == 0  # type: ignore[union-attr]
+    until(lambda: not store.num_open_sessions)
+
+
+def test_two_canaries_that_cannot_be_read_open_the_breaker(
+    store: FaultyStore, expected: list[list[bytes]]
+) -> None:
+    """A dead node fails each range after a while: two ranges are tried, not one per block."""
+    SimulatedEngine(store).serve(Request("c", TOKENS))
+    warm = SimulatedEngine(store, breaker_retry_ms=60_000)
+    store.sizes.clear()
+    store.bend["get_ranges"] = lambda number, keys, codes: [Code.TRANSFER_FAILED] * len(codes)
+    assert warm.serve(Request("w", TOKENS)).kv == expected
+    assert store.sizes["get_ranges"] == [1, 1]
+    assert warm.counters.snapshot()["breaker.opened"] == 1
+
+
+def test_one_unreadable_object_leaves_the_breaker_closed(
+    store: FaultyStore, expected: list[list[bytes]]
+) -> None:
+    """The canary is the object that can't be read: the next one shows that the store can."""
+    SimulatedEngine(store).serve(Request("c", TOKENS))
+    warm = SimulatedEngine(store)
+    victim: list[str] = []
+
+    def fail(number: int, keys: Sequence[str], codes: list[int]) -> list[int]:
+        if not victim:
+            victim.append(keys[0])
+        return [
+            Code.TRANSFER_FAILED if key in victim else code
+            for key, code in zip(keys, codes, strict=True)
+        ]
+
+    store.bend["get_ranges"] = fail
+    assert warm.serve(Request("w", TOKENS)).kv == expected
+    counts = warm.counters.snapshot()
+    assert counts["rejected.transfer_failed"] == 1
+    assert "breaker.opened" not in counts
+
+
+def test_a_lease_that_runs_out_between_two_layers_is_renewed(
+    store: FaultyStore, expected: list[list[bytes]]
+) -> None:
+    """Case 25: the session is started again, the layer read again, and nothing recomputed."""
+    SimulatedEngine(store).serve(Request("c", TOKENS))
+    warm = SimulatedEngine(store)
+
+    def lapse(number: int, keys: Sequence[str], codes: list[int]) -> list[int]:
+        return [Code.LEASE_EXPIRED] * len(codes) if number == 3 else codes
+
+    store.calls.clear()
+    store.bend["get_ranges"] = lapse
+    served = warm.serve(Request("w", TOKENS))
+    assert (served.kv, served.failed_block_ids) == (expected, set())
+    assert warm.counters.snapshot()["load.reopened"] == NUM_FULL
+
+
+def test_an_object_that_is_evicted_between_two_layers_is_recomputed(
+    store: FaultyStore, expected: list[list[bytes]]
+) -> None:
+    """Case 24: the session can't be started again; that block fails, the others load."""
+    SimulatedEngine(store).serve(Request("c", TOKENS))
+    warm = SimulatedEngine(store)
+
+    def lapse(number: int, keys: Sequence[str], codes: list[int]) -> list[int]:
+        return [Code.LEASE_EXPIRED, *codes[1:]] if number >= 3 else codes
+
+    def gone(number: int, keys: Sequence[str], codes: list[int]) -> list[int]:
+        return [Code.NOT_FOUND] * len(codes) if number else codes
+
+    store.calls.clear()
+    store.bend.update(get_ranges=lapse, get_start=gone)
+    served = warm.serve(Request("w", TOKENS))
+    assert served.kv == expected
+    assert warm.counters.snapshot()["rejected.lease_expired"] == 1
+
+
+def test_leases_are_renewed_before_they_end(
+    store: FaultyStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each session that has run for a while is started again before the next layer is read."""
+    import kvformat_connector.sessions as sessions
+
+    SimulatedEngine(store).serve(Request("c", TOKENS))
+    monkeypatch.setattr(sessions, "RENEW_GET_SESSION_S", -1.0)
+    store.sizes.clear()
+    SimulatedEngine(store).serve(Request("w", TOKENS))
+    assert store.sizes["get_start"] == [NUM_FULL] * 4
+    assert store.num_open_sessions == 0

@@ -8,12 +8,14 @@ The exit status is 0 exactly if everything that is shown holds.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 from rich.console import Console
 
@@ -42,8 +44,15 @@ def demo_folder(keep: str, kind: str) -> Iterator[Path]:
     yield root
 
 
+def _leave(number: int, _frame: FrameType | None) -> None:
+    sys.exit(128 + number)
+
+
 def main() -> int:
     """Play all scenes; answers the exit status."""
+    # By default these end the process at once, and Mooncake's processes and the folder stay behind.
+    signal.signal(signal.SIGTERM, _leave)
+    signal.signal(signal.SIGHUP, _leave)
     started = time.monotonic()
     console = Console()
     kind = os.environ.get("STORE", "file") or "file"

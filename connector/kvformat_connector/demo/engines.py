@@ -112,7 +112,8 @@ def in_fork(function: Callable[[], Any], log: Path, timeout_s: int = 180) -> Any
             descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
             os.dup2(descriptor, 1)
             os.dup2(descriptor, 2)
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            for number in (signal.SIGALRM, signal.SIGTERM, signal.SIGHUP):
+                signal.signal(number, signal.SIG_DFL)
             signal.alarm(timeout_s)
             answer = msgspec.json.encode(function())
             with os.fdopen(writer, "wb") as pipe:
@@ -125,8 +126,13 @@ def in_fork(function: Callable[[], Any], log: Path, timeout_s: int = 180) -> Any
             sys.stderr.flush()
             os._exit(status)
     os.close(writer)
-    with os.fdopen(reader, "rb") as pipe:
-        answer = pipe.read()
+    try:
+        with os.fdopen(reader, "rb") as pipe:
+            answer = pipe.read()
+    except BaseException:  # interrupted: nobody waits for the answer any more
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        raise
     _, status = os.waitpid(pid, 0)
     if status != 0 or not answer:
         tail = log.read_text(errors="replace")[-3000:] if log.exists() else ""

@@ -65,7 +65,7 @@ def derive_layout(
         ),
         hash=hash_recipe(vllm_config.cache_config, kv_cache_config),
         groups=groups,
-        objects=tuple((index,) for index in range(len(groups))),
+        objects=_objects(groups),
         grid=ShardGrid(
             head_shards=_head_shards(groups, ranks_of(vllm_config.parallel_config), options),
             layer_starts=_layer_starts(groups, stage_sizes, config, options),
@@ -171,6 +171,17 @@ def _joined(stages: Sequence[StageGroups]) -> tuple[Group, ...]:
         layers: list[Layer] = [layer for part in present for layer in part.layers]
         groups.append(msgspec.structs.replace(present[0], layers=tuple(layers)))
     return tuple(groups)
+
+
+def _objects(groups: Sequence[Group]) -> tuple[tuple[int, ...], ...]:
+    """Groups whose blocks live and die together share an object: those of one kind and window.
+
+    An engine splits such layers into several groups only to have groups of one size.
+    """
+    alike: dict[tuple[str, int, int], list[int]] = {}
+    for index, group in enumerate(groups):
+        alike.setdefault((group.kind, group.block_size, group.window), []).append(index)
+    return tuple(tuple(indices) for indices in alike.values())
 
 
 def _num_layers(group: Group | None) -> int:

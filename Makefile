@@ -5,11 +5,12 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench lint fuzz clean
+.PHONY: help demo test bench soak lint fuzz clean
 
 VLLM_VERSION ?= 0.32.0
 STORE ?= file
 PYTEST ?=
+SECONDS_OF_SOAK ?= 300
 # vLLM for CPU needs the CPU build of PyTorch, which PyPI doesn't carry. Where pip isn't set up to
 # find it, give the index that pytorch.org names for "Compute Platform: CPU".
 TORCH_INDEX ?=
@@ -45,6 +46,7 @@ help:
 	@echo 'make demo STORE=mooncake   the same through a real Mooncake pool on loopback'
 	@echo 'make test                  linter, type checker, every test'
 	@echo 'make bench                 the benchmarks, as JSON'
+	@echo 'make soak                  five minutes of random work on a Mooncake that keeps breaking'
 	@echo 'make lint                  ruff and mypy alone'
 	@echo 'make clean                 remove .venv and caches'
 
@@ -92,6 +94,10 @@ test: $(VENV)/.engine $(VENV)/.node lint
 bench: $(VENV)/.engine
 	$(call say,Running the benchmarks)
 	@$(BIN)/python -m tests.bench
+
+soak: $(VENV)/.engine
+	$(call say,Random work on a breaking Mooncake for $(SECONDS_OF_SOAK) seconds)
+	@$(BIN)/python tests/soak/soak.py --seconds $(SECONDS_OF_SOAK)
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis $(addsuffix /node_modules,$(INTEROP))

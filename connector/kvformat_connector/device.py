@@ -69,7 +69,7 @@ class HostDevice:
 
     def gather(self, pieces: Sequence[Piece], block_ids: Indices, stage: Bytes) -> None:
         for piece in pieces:
-            _check_bounds(piece, block_ids)
+            check_bounds(piece, block_ids)
             stop = piece.position + piece.nbytes
             stage[:, piece.position : stop] = self._blocks(piece)[block_ids]
 
@@ -77,7 +77,7 @@ class HostDevice:
         self, pieces: Sequence[Piece], block_ids: Indices, stage: Bytes, rows: Indices | None
     ) -> None:
         for piece in pieces:
-            _check_bounds(piece, block_ids)
+            check_bounds(piece, block_ids)
             part = stage[:, piece.position : piece.position + piece.nbytes]
             self._blocks(piece)[block_ids] = part if rows is None else part[rows]
 
@@ -101,7 +101,8 @@ class HostDevice:
         )
 
 
-def _check_bounds(piece: Piece, block_ids: Indices) -> None:
+def check_bounds(piece: Piece, block_ids: Indices) -> None:
+    """Refuse block ids that the memory doesn't have. Raises ``PlanError``."""
     if len(block_ids) and not (
         np.minimum.reduce(block_ids) >= 0 and np.maximum.reduce(block_ids) < piece.num_blocks
     ):

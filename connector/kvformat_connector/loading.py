@@ -91,6 +91,7 @@ class LoadStep:
 
     def start(self) -> None:
         """Open the objects, check their headers, and read the first layers."""
+        self._depth.pause()
         if self._breaker.is_open:
             self._failures.add_all(self._rows, code_name(Code.UNAVAILABLE), "the breaker is open")
             self._is_given_up = True

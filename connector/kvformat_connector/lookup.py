@@ -21,6 +21,13 @@ from kvformat_connector.stats import Counters
 _MAX_WINDOW_KEYS: Final = 4096
 
 
+#: Why a prefix ends where it ends: its next object isn't there, or failed to load lately, or the
+#: store couldn't tell.
+ABSENT: Final = "absent"
+DISTRUSTED: Final = "distrusted"
+STORE_FAILED: Final = "store_failed"
+
+
 class Distrusted:
     """Blocks that were promised and could not be loaded, for a while.
 
@@ -52,7 +59,7 @@ class _Known(msgspec.Struct):
 
     Units ``first`` to ``end`` of the chain exist; ``is_final`` if the unit at ``end`` doesn't.
     ``present[object][block]`` tells of single blocks. ``answer`` is the end found for the last
-    question, ``(first, limit)``.
+    question, ``(first, limit)``, and ``reason`` says why it isn't ``limit``.
     """
 
     first: int
@@ -61,6 +68,7 @@ class _Known(msgspec.Struct):
     present: dict[int, dict[int, bool]] = {}
     question: tuple[int, int] | None = None
     answer: int = 0
+    reason: str = ABSENT
 
 
 class PrefixLookup:
@@ -92,6 +100,7 @@ class PrefixLookup:
         self._distrusted = distrusted
         self._counters = counters
         self._known: dict[str, _Known] = {}
+        self._reason = ABSENT
 
     def end(self, request_id: str, hashes: Sequence[bytes], first: int, limit: int) -> int:
         """Tokens of the longest prefix that can be loaded, looked for from ``first`` to ``limit``.
@@ -108,13 +117,20 @@ class PrefixLookup:
             known = self._known[request_id] = _Known(first // unit, first // unit, False)
         question = (first, limit)
         if question != known.question:
-            end = limit
-            if self._chain:
-                end = self._chain_end(known, hashes, first // unit, limit // unit) * unit
-            if self._ends:
-                end = self._end_that_has_all(known, hashes, first, end)
-            known.question, known.answer = question, end
+            self._reason = known.reason
+            with self._counters.timed("lookup"):
+                end = limit
+                if self._chain:
+                    end = self._chain_end(known, hashes, first // unit, limit // unit) * unit
+                if self._ends:
+                    end = self._end_that_has_all(known, hashes, first, end)
+            known.question, known.answer, known.reason = question, end, self._reason
         return known.answer
+
+    def reason(self, request_id: str) -> str:
+        """Why the last answer for a request wasn't more."""
+        known = self._known.get(request_id)
+        return ABSENT if known is None else known.reason
 
     def forget(self, request_id: str) -> None:
         """Drop what is kept for a request."""
@@ -162,6 +178,7 @@ class PrefixLookup:
             for index, block_hash in enumerate(block_hashes):
                 if block_hash in self._distrusted:
                     self._counters.add("lookup.distrusted")
+                    self._reason = DISTRUSTED
                     return index
         return len(block_hashes)
 
@@ -213,4 +230,5 @@ class PrefixLookup:
         self._counters.add("lookup.calls")
         if min(codes) < 0:
             self._counters.add("lookup.failed", sum(code < 0 for code in codes))
+            self._reason = STORE_FAILED
         return codes

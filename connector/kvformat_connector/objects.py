@@ -18,12 +18,11 @@ from kvformat.layout import Layout
 from kvformat.placement import Placement
 from kvformat.plan import LayerTemplate, Limits, RangeTemplate, RowTemplate, plan_get, plan_put
 from kvformat.stores.protocol import Store
-from kvformat_connector.answers import ask
 from kvformat_connector.config import Options
 from kvformat_connector.device import Device, Piece
 from kvformat_connector.engine import LayerAddress, Ranks, Replicas, replicas_of
 from kvformat_connector.messages import BlockList
-from kvformat_connector.sessions import SessionBook
+from kvformat_connector.sessions import Asking, SessionBook
 from kvformat_connector.staging import Stage, Staging
 
 Indices = NDArray[np.int64]
@@ -238,13 +237,13 @@ class Rank:
         strides = np.full(len(starts), stage.row_nbytes, np.int64)
         return RowTemplate(stage.address + starts, strides, offset + starts, sizes, len(stage.rows))
 
-    def publish_manifest(self) -> int:
+    def publish_manifest(self, asking: Asking) -> int:
         """Store the manifest of the namespace, so that its keys can be explained by anyone."""
 
         def put(keys: Sequence[str], data: bytes) -> list[int]:
             return [self.store.put(keys[0], data)]
 
-        return ask(put, [self.manifest_key], self.manifest)[0]
+        return asking.ask(put, [self.manifest_key], self.manifest)[0]
 
 
 def wanted_blocks(steps: Iterable[Any], field: str) -> list[tuple[str, BlockList]]:

@@ -10,7 +10,7 @@ import numpy as np
 from kvformat.stores.protocol import Code
 from kvformat_connector.answers import ask
 from kvformat_connector.objects import Rank
-from kvformat_connector.sessions import GetSessions
+from kvformat_connector.sessions import Direct, GetSessions
 
 #: Every header is longer.
 _NUM_BYTES_READ: Final = 64
@@ -19,7 +19,7 @@ _NUM_BYTES_READ: Final = 64
 def probe_store(rank: Rank, suspects: Sequence[str]) -> bool:
     """Whether the namespace's manifest can be put and read back through the calls that loads use,
     and so can those suspects that are still there."""
-    if rank.publish_manifest() not in (Code.OK, Code.EXISTS):
+    if rank.publish_manifest(Direct()) not in (Code.OK, Code.EXISTS):
         return False
     found = _read(rank, rank.manifest_key, len(rank.manifest))
     return found == rank.manifest and all(

@@ -28,7 +28,7 @@ from kvformat.stores.protocol import Code
 from kvformat_connector.answers import code_name
 from kvformat_connector.engine import LayerAddress
 from kvformat_connector.objects import Indices, ObjectLayer, Rank, Rows
-from kvformat_connector.sessions import PutSessions
+from kvformat_connector.sessions import Asking, PutSessions
 from kvformat_connector.staging import Stage
 from kvformat_connector.stats import Counters
 from kvformat_connector.transfer import Channel, Lane
@@ -73,7 +73,7 @@ class SaveStep:
             self._checksums[id(row_list)] = np.zeros((len(row_list), num_ranges), np.uint64)
             self._written[id(row_list)] = np.zeros(num_ranges, bool)
 
-    def start(self, before: Callable[[], object]) -> None:
+    def start(self, before: Callable[[Asking], object]) -> None:
         """Open the objects. ``before`` runs first, where anything is to be written at all."""
         self._channel.submit(self._guarded, self._open_objects, before)
 
@@ -119,13 +119,13 @@ class SaveStep:
             for rows in self._rows:
                 rows.live[:] = False
 
-    def _open_objects(self, before: Callable[[], object]) -> None:
+    def _open_objects(self, before: Callable[[Asking], object]) -> None:
         for rows in self._rows:
             nbytes = [rows.template.object_map.nbytes] * len(rows)
             codes = self._sessions.open(rows.keys, nbytes)
             self._drop(rows, {row: code for row, code in enumerate(codes) if code != Code.OK})
         if any(len(rows.live_rows) for rows in self._rows):
-            before()
+            before(self._channel)
 
     def _copy_layer(self, address: LayerAddress, mark: object) -> None:
         self._rank.device.wait(mark)

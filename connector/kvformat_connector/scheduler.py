@@ -47,6 +47,15 @@ class _Request(msgspec.Struct):
     num_promised_tokens: int = 0  #: to be loaded in the step that schedules it
 
 
+class _Asked(msgspec.Struct, frozen=True):
+    """A question about a request's prefix: tokens in memory, tokens of whole blocks that could be
+    loaded, and why it wasn't promised more."""
+
+    num_local_tokens: int
+    num_usable_tokens: int
+    reason: str
+
+
 class Scheduler:
     """Lookup and request life. Requests are the engine's objects; only what is named is read."""
 
@@ -83,8 +92,8 @@ class Scheduler:
             counters,
         )
         self._requests: dict[str, _Request] = {}
-        #: Tokens in memory when a request was last promised some, and bulk loads to be sent.
-        self._num_local_tokens: dict[str, int] = {}
+        #: What was asked last for requests that have no blocks yet, and bulk loads to be sent.
+        self._asked: dict[str, _Asked] = {}
         self._bulk_loads: list[RequestStep] = []
         self._acknowledged: dict[int, int] = {}
         #: By rank: whether it leaves the store alone, so that nothing may be promised.
@@ -96,19 +105,21 @@ class Scheduler:
     def match(self, request: Any, num_local_tokens: int) -> int:
         """Tokens after the first ``num_local_tokens`` that can be loaded: whole blocks, and never
         the last token, which the engine must compute to have something to sample from."""
-        if not self._may_load or not self._is_stored(request):
-            return 0
-        if any(self._store_down.values()):
-            self._counters.add("lookup.store_down")
+        if not self._may_load:
             return 0
         num_hashed = len(request.block_hashes) * self._hash_block_size
         limit = min(num_hashed, request.num_tokens - 1) // self._unit * self._unit
-        first = num_local_tokens
-        if first % self._unit or first >= limit:
-            return 0
-        end = self._lookup.end(request.request_id, request.block_hashes, first, limit)
-        if end > first:
-            self._num_local_tokens[request.request_id] = first
+        first = end = num_local_tokens
+        reason = "unaligned"
+        if not self._is_stored(request):
+            reason = "adapter"
+        elif any(self._store_down.values()):
+            self._counters.add("lookup.store_down")
+            reason = "store_down"
+        elif first % self._unit == 0 and first < limit:
+            end = self._lookup.end(request.request_id, request.block_hashes, first, limit)
+            reason = self._lookup.reason(request.request_id)
+        self._asked[request.request_id] = _Asked(first, limit, reason)
         return end - first
 
     @property
@@ -127,13 +138,16 @@ class Scheduler:
         ``block_ids`` tells all of its blocks; bulk loads need it, because the engine schedules
         such a request only when it has been loaded.
         """
-        if not self._is_stored(request):
-            self._counters.add("requests.not_stored")
-            return
         request_id = request.request_id
         # What was asked while it waited is spent; after a preemption it is asked anew.
         self._lookup.forget(request_id)
-        first = self._num_local_tokens.pop(request_id, 0)
+        asked = self._asked.pop(request_id, None)
+        if asked is not None:
+            self._count_misses(asked, request.num_tokens, num_external_tokens)
+        first = 0 if asked is None else asked.num_local_tokens
+        if not self._is_stored(request):
+            self._counters.add("requests.not_stored")
+            return
         made = self._requests[request_id] = _Request(
             block_hashes=request.block_hashes,
             num_saved_tokens_max=self._num_saved_tokens_max(request),
@@ -184,7 +198,7 @@ class Scheduler:
     def finished(self, request_id: str) -> None:
         """The request is over, however it ended."""
         self._lookup.forget(request_id)
-        self._num_local_tokens.pop(request_id, None)
+        self._asked.pop(request_id, None)
         self._requests.pop(request_id, None)
 
     def reported(self, report: WorkerReport) -> None:
@@ -203,6 +217,16 @@ class Scheduler:
     def num_requests(self) -> int:
         """Requests that are kept: 0 when the engine is idle."""
         return len(self._requests)
+
+    def _count_misses(self, asked: _Asked, num_tokens: int, num_external_tokens: int) -> None:
+        """Every token that must be computed, by reason; ``tail`` are those after the last whole
+        block that could be loaded, at least the prompt's last one."""
+        first = asked.num_local_tokens
+        usable_end = min(num_tokens, max(first, asked.num_usable_tokens))
+        self._counters.add(
+            f"lookup.miss_tokens.{asked.reason}", usable_end - first - num_external_tokens
+        )
+        self._counters.add("lookup.miss_tokens.tail", num_tokens - usable_end)
 
     def _is_stored(self, request: Any) -> bool:
         # The block hash holds an adapter's name only, so two adapters of one name would share.

@@ -20,6 +20,7 @@ from kvformat_connector.messages import StepPlan, WorkerReport, merge_reports
 from kvformat_connector.objects import Rank, make_rows, wanted_blocks
 from kvformat_connector.probing import probe_store
 from kvformat_connector.saving import SaveStep
+from kvformat_connector.sessions import Asking
 from kvformat_connector.stats import Counters
 from kvformat_connector.torchdevice import device_for
 from kvformat_connector.transfer import Channels, Lane
@@ -191,16 +192,22 @@ class Worker:
         num_open = sum(saves.num_open_sessions for saves in self._pending)
         return num_open + (0 if self._rank is None else len(self._rank.open_gets))
 
+    @property
+    def num_left_behind(self) -> int:
+        """Calls to the store that were given up and have not come back."""
+        num_bulk = 0 if self._bulk is None else self._bulk.num_left_behind
+        num_layerwise = self._load_channels.num_left_behind + self._save_channels.num_left_behind
+        return num_layerwise + num_bulk
+
     def close(self) -> None:
         """End the step, the threads and the store."""
         self.end_step()
+        deadline = self._clock() + _CLOSE_LIMIT_S
         self.settle(_CLOSE_LIMIT_S)
-        self._load_channels.close(_CLOSE_LIMIT_S)
-        self._save_channels.close(_CLOSE_LIMIT_S)
-        if self._bulk is not None:
-            self._bulk.close(_CLOSE_LIMIT_S)
-        self._check_lane.close(_CLOSE_LIMIT_S)
-        self._copy_lane.close(_CLOSE_LIMIT_S)
+        for thread in (self._load_channels, self._save_channels, self._bulk, self._check_lane,
+                       self._copy_lane):  # fmt: skip
+            if thread is not None:
+                thread.close(max(0.0, deadline - self._clock()))
         self._store.close()
 
     def _begin_saves(self, plan: StepPlan, is_usable: bool) -> None:
@@ -292,12 +299,7 @@ class Worker:
                 self._breaker.trip(f"saving: a call took more than {self._deadline_s:g} s")
         if not self._breaker.is_open:
             return True
-        num_left_behind = (
-            self._load_channels.num_left_behind
-            + self._save_channels.num_left_behind
-            + (0 if self._bulk is None else self._bulk.num_left_behind)
-        )
-        return num_left_behind <= _MAX_LEFT_BEHIND and self._breaker.poll()
+        return self.num_left_behind <= _MAX_LEFT_BEHIND and self._breaker.poll()
 
     def _forget_done(self) -> None:
         if self._pending:
@@ -307,8 +309,8 @@ class Worker:
     def _probe(self, suspects: Sequence[str]) -> bool:
         return self._rank is not None and probe_store(self._rank, suspects)
 
-    def _publish_manifest(self) -> None:
+    def _publish_manifest(self, asking: Asking) -> None:
         assert self._rank is not None
         if self._clock() >= self._manifest_due_at:
-            self._rank.publish_manifest()
+            self._rank.publish_manifest(asking)
             self._manifest_due_at = self._clock() + _MANIFEST_EVERY_S

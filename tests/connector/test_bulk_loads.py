@@ -54,7 +54,9 @@ def received(engine: SimulatedEngine, num_requests: int = 1) -> tuple[set[str], 
     return requests, failed
 
 
-@pytest.mark.parametrize("options", [{}, {"layerwise_max_transfer_blocks": 1}, {"staging_bytes": 1}])
+@pytest.mark.parametrize(
+    "options", [{}, {"layerwise_max_transfer_blocks": 1}, {"staging_bytes": 1}]
+)
 def test_a_request_is_released_when_its_blocks_are_right(
     store: FaultyStore, expected: list[list[bytes]], options: dict[str, int]
 ) -> None:
@@ -157,5 +159,3 @@ def test_a_bulk_call_that_hangs_is_given_up(store: FaultyStore) -> None:
     staging = engine.worker._rank.load_staging  # type: ignore[union-attr]
     assert staging.wait_idle(10)
     assert not any(any(layer) for block in engine.kv_of(request, table) for layer in block)
-
-

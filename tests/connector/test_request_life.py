@@ -11,6 +11,7 @@ from simulated_engine import BLOCK_SIZE, Request, SimulatedEngine
 
 from kvformat.key import key_prefix
 from kvformat.objectmap import object_maps
+from kvformat.stores.protocol import Code
 
 
 def prompt(num_tokens: int, start: int = 1) -> list[int]:
@@ -252,3 +253,34 @@ def test_roles_limit_what_is_promised_and_saved(store: FaultyStore) -> None:
     engine.scheduler.allocated(request, 0)
     made = plan(engine, scheduled_new_reqs=[new(request, [1, 2, 3])], num_scheduled_tokens={"r": 9})
     assert made.requests == []
+
+
+def test_tokens_that_are_missed_are_counted_by_reason() -> None:
+    """Hits and misses add up to the prompt's tokens: what wasn't there, what the store couldn't
+    tell, what failed lately, and the tail that is never promised."""
+
+    def misses(engine: SimulatedEngine) -> dict[str, int]:
+        name = "lookup.miss_tokens."
+        counts = engine.counters.snapshot()
+        return {key.removeprefix(name): n for key, n in counts.items() if key.startswith(name)}
+
+    store = FaultyStore()
+    prompt = list(range(3 * BLOCK_SIZE + 2))
+    cold = SimulatedEngine(store)
+    cold.serve(Request("a", prompt))
+    assert misses(cold) == {"absent": 3 * BLOCK_SIZE, "tail": 2}
+    warm = SimulatedEngine(store)
+    warm.serve(Request("b", [*prompt[: 2 * BLOCK_SIZE], *range(50, 50 + BLOCK_SIZE + 1)]))
+    assert warm.counters.snapshot()["lookup.hit_tokens"] == 2 * BLOCK_SIZE
+    assert misses(warm) == {"absent": BLOCK_SIZE, "tail": 1}
+    warm.scheduler.reported(WorkerReport(failed_hashes=Request("c", prompt).block_hashes[:1]))
+    warm.serve(Request("c", prompt))
+    assert misses(warm)["distrusted"] == 3 * BLOCK_SIZE
+    failing = SimulatedEngine(store)
+    store.bend["exists"] = lambda number, keys, codes: [int(Code.UNAVAILABLE)] * len(keys)
+    failing.serve(Request("d", prompt))
+    assert misses(failing) == {"store_failed": 3 * BLOCK_SIZE, "tail": 2}
+    lora = SimulatedEngine(store)
+    lora.serve(Request("e", prompt, lora_request=object()))
+    assert misses(lora) == {"adapter": 3 * BLOCK_SIZE, "tail": 2}
+    assert len(failing.counters.take().times["lookup"]) == 1

@@ -7,18 +7,15 @@ shape is refused, never guessed at.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
 from kvformat.layout import Component, Layout
 from kvformat.placement import ComponentPlacement, LayerPlacement, Placement, Region
-from kvformat_connector.engine.npu import place_layer, registered_tensors
+from kvformat_connector.engine.npu import NPU_PACKING, place_layer, registered_tensors
 from kvformat_connector.engine.ranks import Ranks, local_heads
 from kvformat_connector.engine.refusal import refuse
-
-#: ``kv_packing`` of a layout whose tensors are vllm-ascend's.
-NPU_PACKING: Final = "npu-nd"
 
 
 class LayerAddress(msgspec.Struct, frozen=True):

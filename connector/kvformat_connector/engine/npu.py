@@ -15,9 +15,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NoReturn
 
 from kvformat.components import Order, indexer, latent_attention, split_attention
-from kvformat.errors import ConfigError, Reason
 from kvformat.layout import Component
 from kvformat.placement import ComponentPlacement
+from kvformat_connector.engine.refusal import refuse
+
+#: Name of the order in which an NPU's kernels keep a block, in a layout's identity: plain axes.
+NPU_PACKING: Final = "npu-nd"
 
 _INDEXER_SUFFIX: Final = ".indexer.k_cache"
 _ATTENTION_SUFFIX: Final = ".attn"
@@ -52,12 +55,12 @@ def is_npu() -> bool:
 def npu_packing(vllm_config: Any) -> str:
     """Name of the order in which kernels keep a block: plain axes, or a refusal."""
     if (vllm_config.additional_config or {}).get("enable_kv_nz"):
-        _refuse("additional_config.enable_kv_nz", True, "the NZ order of a block isn't described")
+        refuse("additional_config.enable_kv_nz", True, "the NZ order of a block isn't described")
     from vllm_ascend.device.device_config import is_310p
 
     if is_310p():
-        _refuse("device", "310P", "the NZ order of a block isn't described")
-    return "npu-nd"
+        refuse("device", "310P", "the NZ order of a block isn't described")
+    return NPU_PACKING
 
 
 def hooked_layer(name: str, names: Iterable[str]) -> str:
@@ -70,8 +73,13 @@ def hooked_layer(name: str, names: Iterable[str]) -> str:
         return name
     owner = name.removesuffix(_INDEXER_SUFFIX) + _ATTENTION_SUFFIX
     if owner not in set(names):
-        _refuse(f"layer {name}", "an indexer", f"its group has no layer {owner}")
+        refuse(f"layer {name}", "an indexer", f"its group has no layer {owner}")
     return owner
+
+
+def attention_first(specs: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """The layers of a group, those that others' hooks cover last: the order of components."""
+    return sorted(specs.items(), key=lambda item: item[0].endswith(_INDEXER_SUFFIX))
 
 
 def memory_order() -> Order:
@@ -94,7 +102,7 @@ def npu_components(
     what = f"kv cache spec of layer {name}"
     for field, plain in _PLAIN:
         if (value := getattr(spec, field, plain)) != plain:
-            _refuse(what, f"{field}={value}", f"only {field}={plain} is described for an NPU")
+            refuse(what, f"{field}={value}", f"only {field}={plain} is described for an NPU")
     kind = type(spec).__name__
     if kind in ("FullAttentionSpec", "SlidingWindowSpec"):
         return split_attention(
@@ -108,17 +116,17 @@ def npu_components(
     if kind in ("MLAAttentionSpec", "AscendMLAAttentionSpec"):
         return _latent(what, spec, dtype, hf_text_config)
     if kind != "AscendSFAIndexerCacheSpec":
-        _refuse(what, kind, "it isn't described for an NPU")
+        refuse(what, kind, "it isn't described for an NPU")
     return _indexer(what, spec, dtype)
 
 
 def _latent(what: str, spec: Any, dtype: str, hf_text_config: Any) -> tuple[Component, ...]:
     if scale_dim := getattr(spec, "scale_dim", 0):
-        _refuse(what, f"scale_dim={scale_dim}", "scales beside a latent cache aren't described")
+        refuse(what, f"scale_dim={scale_dim}", "scales beside a latent cache aren't described")
     latent_size = getattr(hf_text_config, "kv_lora_rank", 0)
     rope_size = getattr(hf_text_config, "qk_rope_head_dim", 0)
     if not latent_size or not rope_size or latent_size + rope_size != spec.head_size:
-        _refuse(
+        refuse(
             what,
             f"head_size={spec.head_size}",
             f"expected kv_lora_rank + qk_rope_head_dim, {latent_size} + {rope_size}",
@@ -134,7 +142,7 @@ def _latent(what: str, spec: Any, dtype: str, hf_text_config: Any) -> tuple[Comp
 
 def _indexer(what: str, spec: Any, dtype: str) -> tuple[Component, ...]:
     if spec.scale_dim not in (0, 1):
-        _refuse(what, f"scale_dim={spec.scale_dim}", "only one scale a token is described")
+        refuse(what, f"scale_dim={spec.scale_dim}", "only one scale a token is described")
     return indexer(
         head_size=spec.head_size,
         block_size=spec.block_size,
@@ -171,7 +179,7 @@ def place_layer(
     for anything but the components of the layout, in their order.
     """
     if len(tensors) != len(components):
-        _refuse(
+        refuse(
             f"kv cache of layer {name}",
             f"{len(tensors)} tensors",
             f"expected {', '.join(component.name for component in components)}",
@@ -182,7 +190,7 @@ def place_layer(
     ]
     num_blocks = {count for count, _ in placed}
     if len(num_blocks) != 1:
-        _refuse(f"kv cache of layer {name}", f"{sorted(num_blocks)} blocks", "they must agree")
+        refuse(f"kv cache of layer {name}", f"{sorted(num_blocks)} blocks", "they must agree")
     return num_blocks.pop(), tuple(component for _, component in placed)
 
 
@@ -195,26 +203,28 @@ def _place(
     item_nbytes = tensor.element_size()
     heads_first = memory_order() == "HND" and "head" in described.axes
 
-    def refuse(why: str) -> NoReturn:
-        _refuse(
+    def refuse_tensor(why: str) -> NoReturn:
+        refuse(
             f"kv cache tensor {described.name!r} of layer {name}",
             f"{shape} with strides {strides} of {tensor.dtype}",
             why,
         )
 
     if len(shape) != 4 or str(tensor.dtype).removeprefix("torch.") not in _dtypes(described):
-        refuse(f"expected four axes of {described.dtype}")
+        refuse_tensor(f"expected four axes of {described.dtype}")
     token_at, head_at = (2, 1) if heads_first else (1, 2)
     num_tokens = shape[token_at]
     if shape[head_at] != num_heads or shape[3] != num_channels or block_size % num_tokens:
         order = "heads, block" if heads_first else "block, heads"
-        refuse(f"expected [num_blocks, {order}, channels] with {num_heads} heads, {block_size} "
-               f"tokens and {num_channels} channels")  # fmt: skip
+        refuse_tensor(
+            f"expected [num_blocks, {order}, channels] with {num_heads} heads, {block_size} "
+            f"tokens and {num_channels} channels"
+        )
     if shape[3] > 1 and strides[3] != 1:
-        refuse("expected channels without gaps")
+        refuse_tensor("expected channels without gaps")
     pieces = block_size // num_tokens
     if pieces > 1 and (heads_first or strides[0] != num_tokens * strides[1]):
-        refuse(
+        refuse_tensor(
             f"a block is kept in {pieces} pieces that aren't neighbours; set block_size to "
             f"{num_tokens}"
         )
@@ -234,7 +244,3 @@ def _dtypes(described: Component) -> tuple[str, ...]:
     if described.dtype.startswith("float8"):
         return (described.dtype, "uint8", "int8")
     return (described.dtype,)
-
-
-def _refuse(name: str, value: object, why: str) -> NoReturn:
-    raise ConfigError(Reason.CONFIG_UNSUPPORTED, f"{name} is {value}: {why}")

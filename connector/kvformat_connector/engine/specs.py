@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from kvformat.components import recurrent_state
 from kvformat.layout import Component, Group, Layer, component
-from kvformat_connector.engine.npu import hooked_layer, npu_components
+from kvformat_connector.engine.npu import attention_first, hooked_layer, npu_components
 from kvformat_connector.engine.ranks import Ranks, num_kv_heads_of_model
 from kvformat_connector.engine.refusal import refuse
 
@@ -61,7 +61,7 @@ def describe_group(vllm_config: Any, group: Any, ranks: Ranks, device: str) -> G
     first_name, first = next(iter(specs.items()))
     kind, window = _kind(first_name, first)
     parts: dict[str, tuple[Component, ...]] = {}
-    for name, spec in specs.items():
+    for name, spec in specs.items() if device != "npu" else attention_first(specs):
         if _kind(name, spec) != (kind, window):
             refuse(
                 f"kv cache spec of layer {name}",

@@ -1,0 +1,246 @@
+"""Mooncake, really broken: the engine stays up, its bytes are right, and counters say what was."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from pool import (
+    LAYOUT,
+    NUM_FULL,
+    TOKENS,
+    fill,
+    make_engine,
+    make_pool,
+    reference,
+    until,
+    until_used_again,
+)
+from simulated_engine import BLOCK_SIZE, Request, SimulatedEngine
+
+from kvformat.objectmap import object_maps
+from kvformat.stores import open_store
+
+pytestmark = pytest.mark.mooncake
+EXPECTED = reference()
+OBJECT_NBYTES = object_maps(LAYOUT)[0].nbytes
+
+
+def save(uri: str) -> None:
+    with make_engine(uri) as engine:
+        assert engine.serve(Request("c", TOKENS)).kv == EXPECTED
+        assert engine.counters.snapshot()["save.blocks"] == NUM_FULL
+
+
+def expect_idle(engine: SimulatedEngine) -> None:
+    """No session and no staging memory is left; calls that hung may still be coming back."""
+    worker = engine.worker
+    assert worker.settle(40)
+    rank = worker._rank
+    assert rank is not None
+    until(lambda: not worker.num_open_sessions, 40)
+    until(lambda: not rank.load_staging.num_taken_nbytes, 40)
+    until(lambda: not rank.save_staging.num_taken_nbytes, 40)
+    assert engine.scheduler.num_requests == 0
+
+
+def at_layer(engine: SimulatedEngine, layer_index: int, action: object) -> None:
+    """Do something once, before a layer is computed."""
+    pending = [action]
+
+    def hook(index: int) -> None:
+        if index == layer_index and pending:
+            pending.pop()()  # type: ignore[operator]
+
+    engine.before_layer = hook
+
+
+def test_storage_that_is_frozen_costs_one_deadline_and_is_used_again() -> None:
+    """SIGSTOP between two layers of a load, then SIGCONT. The next request, while it's frozen, is
+    served without the pool at once."""
+    with make_pool() as pool:
+        save(pool.uri)
+        with make_engine(pool.uri) as engine:
+            at_layer(engine, 2, lambda: pool.send("client", signal.SIGSTOP))
+            served = engine.serve(Request("w", TOKENS))
+            assert (served.num_hit_tokens, served.kv) == (NUM_FULL * BLOCK_SIZE, EXPECTED)
+            counts = engine.counters.snapshot()
+            assert counts["rejected.deadline"] == NUM_FULL
+            assert counts["breaker.opened"] == 1
+            during = engine.serve(Request("x", TOKENS))
+            assert (during.num_hit_tokens, during.kv) == (0, EXPECTED)
+            pool.send("client", signal.SIGCONT)
+            until_used_again(engine)
+            after = engine.serve(Request("y", TOKENS))
+            assert (after.num_hit_tokens, after.kv) == (NUM_FULL * BLOCK_SIZE, EXPECTED)
+            assert after.failed_block_ids == set()
+            expect_idle(engine)
+
+
+def test_storage_that_is_killed_is_left_alone_until_another_comes() -> None:
+    """kill -9 between two layers of a load; a fresh storage client later fills again."""
+    with make_pool() as pool:
+        save(pool.uri)
+        with make_engine(pool.uri) as engine:
+            at_layer(engine, 2, lambda: pool.kill("client"))
+            assert engine.serve(Request("w", TOKENS)).kv == EXPECTED
+            assert engine.serve(Request("x", TOKENS)).kv == EXPECTED
+            assert engine.counters.snapshot()["breaker.opened"] >= 1
+            pool.start("client")
+            until_used_again(engine)
+            until(lambda: engine.serve(Request("y", TOKENS)).num_hit_tokens, 60)
+            again = engine.serve(Request("z", TOKENS))
+            assert (again.num_hit_tokens, again.kv) == (NUM_FULL * BLOCK_SIZE, EXPECTED)
+            expect_idle(engine)
+
+
+def test_storage_that_is_frozen_while_saving_holds_no_request_up() -> None:
+    """SIGSTOP between two layers of a save: the step ends, later saves are left out, and after
+    SIGCONT the store fills."""
+    with make_pool() as pool, make_engine(pool.uri) as engine:
+        at_layer(engine, 2, lambda: pool.send("client", signal.SIGSTOP))
+        engine.worker.settle, settle = (lambda timeout_s: True), engine.worker.settle  # type: ignore[method-assign]
+        started = time.monotonic()
+        assert engine.serve(Request("c", TOKENS)).kv == EXPECTED
+        assert time.monotonic() - started < 20
+        until(lambda: engine.step([]) == set() and engine.worker._breaker.is_open, 20)
+        assert engine.serve(Request("d", TOKENS)).kv == EXPECTED
+        assert engine.counters.snapshot()["save.breaker_open"] == NUM_FULL
+        pool.send("client", signal.SIGCONT)
+        engine.worker.settle = settle  # type: ignore[method-assign]
+        until_used_again(engine)
+        expect_idle(engine)
+        engine.serve(Request("e", TOKENS))
+        assert engine.counters.snapshot()["save.blocks"] == NUM_FULL
+        after = engine.serve(Request("f", TOKENS))
+        assert (after.num_hit_tokens, after.kv) == (NUM_FULL * BLOCK_SIZE, EXPECTED)
+
+
+def test_a_master_restarted_in_the_middle_of_a_get_gives_us_nobody_elses_bytes() -> None:
+    """Our sessions point to memory that holds another client's objects by now, and Mooncake reads
+    them as a success. Not one of them is accepted."""
+    with make_pool() as pool:
+        save(pool.uri)
+        with make_engine(pool.uri) as engine:
+
+            def restart() -> None:
+                pool.kill("master")
+                pool.start("master")
+                until(lambda: _fills(pool.uri), 40)
+
+            at_layer(engine, 2, restart)
+            assert engine.serve(Request("w", TOKENS)).kv == EXPECTED
+            assert sum(
+                count
+                for name, count in engine.counters.snapshot().items()
+                if name.startswith("rejected.")
+            ) == NUM_FULL  # fmt: skip
+            until_used_again(engine)
+            until(lambda: engine.serve(Request("x", TOKENS)).num_hit_tokens, 60)
+            assert engine.serve(Request("y", TOKENS)).kv == EXPECTED
+            expect_idle(engine)
+
+
+def _fills(uri: str) -> bool:
+    store, objects = fill(uri, 3 * NUM_FULL, OBJECT_NBYTES)
+    is_there = store.exists(list(objects)) == [1] * len(objects)
+    store.close()
+    return is_there
+
+
+def test_a_master_restarted_in_the_middle_of_a_put_gets_nothing_committed() -> None:
+    """The sessions are gone with the old master: what we wrote belongs to nobody, no object of ours
+    appears, and the next request saves."""
+    with make_pool() as pool, make_engine(pool.uri) as engine:
+
+        def restart() -> None:
+            pool.kill("master")
+            pool.start("master")
+
+        at_layer(engine, 3, restart)
+        assert engine.serve(Request("c", TOKENS)).kv == EXPECTED
+        counts = engine.counters.snapshot()
+        assert "save.blocks" not in counts
+        with make_engine(pool.uri) as other:
+            assert other.scheduler.match(Request("w", TOKENS), 0) == 0
+        until_used_again(engine)
+
+        def is_saved() -> bool:
+            assert engine.serve(Request("d", TOKENS)).kv == EXPECTED
+            return engine.counters.snapshot().get("save.blocks") == NUM_FULL
+
+        until(is_saved, 60)
+        again = engine.serve(Request("e", TOKENS))
+        assert (again.num_hit_tokens, again.kv) == (NUM_FULL * BLOCK_SIZE, EXPECTED)
+        expect_idle(engine)
+
+
+def test_a_lease_shorter_than_a_layer_is_renewed() -> None:
+    """Case 25: leases of 200 ms, layers of 300 ms; everything loads."""
+    with make_pool(lease_ttl_ms=200) as pool:
+        save(pool.uri)
+        with make_engine(pool.uri) as engine:
+            engine.before_layer = lambda index: time.sleep(0.3)
+            served = engine.serve(Request("w", TOKENS))
+            assert (served.num_hit_tokens, served.kv) == (NUM_FULL * BLOCK_SIZE, EXPECTED)
+            assert served.failed_block_ids == set()
+            assert engine.counters.snapshot()["load.reopened"] > 0
+            expect_idle(engine)
+
+
+def test_a_writer_killed_between_two_layers_leaves_no_object(tmp_path: Path) -> None:
+    """Case 19 for real: kill -9 with sessions open. Another engine hits nothing, computes the same,
+    and isn't disturbed by the keys that the dead one holds."""
+    program = tmp_path / "writer.py"
+    program.write_text(
+        "import os, signal, sys\n"
+        f"sys.path[:0] = {sys.path!r}\n"
+        "from pool import TOKENS, make_engine\n"
+        "from simulated_engine import Request\n"
+        "with make_engine(sys.argv[1]) as engine:\n"
+        "    engine.before_layer = (\n"
+        "        lambda index: index == 3 and os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    )\n"
+        "    engine.serve(Request('c', TOKENS))\n"
+    )
+    with make_pool() as pool:
+        writer = subprocess.run([sys.executable, str(program), pool.uri], capture_output=True)
+        assert writer.returncode == -signal.SIGKILL
+        with make_engine(pool.uri) as engine:
+            served = engine.serve(Request("w", TOKENS))
+            assert (served.num_hit_tokens, served.kv) == (0, EXPECTED)
+            assert engine.counters.snapshot()["save.exists"] == NUM_FULL
+            expect_idle(engine)
+
+
+def test_a_put_session_older_than_its_limit_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is written to it any more, and nothing of it is ever seen."""
+    import kvformat_connector.sessions as sessions
+
+    monkeypatch.setattr(sessions, "MAX_PUT_SESSION_S", 0.2)
+    with make_pool() as pool, make_engine(pool.uri) as engine:
+        engine.before_layer = lambda index: time.sleep(0.3 if index == 3 else 0)
+        assert engine.serve(Request("c", TOKENS)).kv == EXPECTED
+        assert engine.counters.snapshot()["save.too_old"] == NUM_FULL
+        assert engine.scheduler.match(Request("w", TOKENS), 0) == 0
+        expect_idle(engine)
+
+
+def test_a_store_that_is_full_saves_what_it_can() -> None:
+    """Objects without room are counted and given up; nothing else changes."""
+    with make_pool(segment_nbytes=16 << 20) as pool, make_engine(pool.uri) as engine:
+        store, _ = fill(pool.uri, 40, 1 << 20)
+        for number in range(8):
+            tokens = [(number + token) % 250 for token in TOKENS]
+            alone = SimulatedEngine(open_store("memory://"), LAYOUT)
+            expected = alone.serve(Request("r", tokens)).kv
+            assert engine.serve(Request(f"c{number}", tokens)).kv == expected
+        counts = engine.counters.snapshot()
+        assert counts["save.no_space"] > 0
+        assert counts["save.no_space"] + counts.get("save.blocks", 0) == 8 * NUM_FULL
+        expect_idle(engine)
+        store.close()

@@ -14,9 +14,15 @@ from kvformat_connector.breaker import Breaker
 from kvformat_connector.bulk import BulkLoads
 from kvformat_connector.config import Options
 from kvformat_connector.depth import Depth
-from kvformat_connector.engine import Ranks, derive_placement, layer_addresses
+from kvformat_connector.engine import (
+    Ranks,
+    derive_placement,
+    layer_addresses,
+    merge_over_tensor_ranks,
+)
 from kvformat_connector.loading import LoadOutcome, LoadStep
 from kvformat_connector.messages import StepPlan, WorkerReport, merge_reports
+from kvformat_connector.needs import fails_by_block
 from kvformat_connector.objects import Rank, make_rows, wanted_blocks
 from kvformat_connector.probing import probe_store
 from kvformat_connector.saving import SaveStep
@@ -250,7 +256,14 @@ class Worker:
     def _finish_loads(self) -> None:
         loads, self._loads = self._loads, None
         if loads is not None:
-            self._tainted |= self._note_failures(loads.finish())
+            ours = self._note_failures(loads.finish())
+            tainted = merge_over_tensor_ranks(self._ranks, ours)
+            if tainted and not ours:
+                # Another rank's garbage has gone into what this one computed; until the scheduler
+                # knows of it, this one can't tell either which blocks rest on it.
+                self._num_reports += 1
+                self._add_report(WorkerReport(numbers={self._rank_number: self._num_reports}))
+            self._tainted |= tainted
             self._counters.set("prefetch_layers", self._depth.num_layers)
 
     def _note_failures(self, outcome: LoadOutcome) -> set[str]:
@@ -279,7 +292,7 @@ class Worker:
             self._received.add(outcome.request_id)
             if not outcome.block_hashes:
                 continue
-            if len(self._layout.groups) == 1:
+            if fails_by_block(self._layout):
                 self._failed_block_ids |= outcome.block_ids
             else:
                 self._failed_requests.add(outcome.request_id)

@@ -254,36 +254,40 @@ class LoadStep:
 
     def _read(self, rows: Rows, chunk: Indices, stage: Stage, offset: int) -> list[int]:
         """Fill a stage from ``offset`` of the objects on; bytes read by row, or a code."""
-        keys = [rows.keys[row] for row in chunk.tolist()]
-        codes = self._read_once(keys, stage, offset, np.arange(len(keys)))
-        lapsed = [row for row, code in enumerate(codes) if code in _LAPSED_CODES]
-        if lapsed:
-            # A lease ran out, which starting the session again mends; what the key holds by now
-            # is for the checksum to say.
-            opened = self._sessions.reopen([keys[row] for row in lapsed])
-            again = [row for row, code in zip(lapsed, opened, strict=True) if code == Code.OK]
-            self._counters.add("load.reopened", len(again))
-            retried = self._read_once(
-                [keys[row] for row in again], stage, offset, np.array(again, np.int64)
-            )
-            for row, code in zip(again, retried, strict=True):
-                codes[row] = code
-        if any(code > 0 for code in codes):
+        keys = rows.keys_of(chunk)
+        call = self._rank.store.get_ranges
+        codes = self._rank.move_stage(
+            self._channel, call, keys, stage, np.arange(len(keys)), offset
+        )
+        if min(codes) < 0:
+            codes = self._read_lapsed(keys, codes, stage, offset)
+        if max(codes) > 0:
             self._breaker.succeeded()
         return codes
 
-    def _read_once(
-        self, keys: list[str], stage: Stage, offset: int, stage_rows: Indices
+    def _read_lapsed(
+        self, keys: list[str], codes: list[int], stage: Stage, offset: int
     ) -> list[int]:
-        totals = [0] * len(keys)
-        template = self._rank.stage_ranges(stage, offset)
-        for batch in template.batches(stage_rows, self._rank.limits):
-            codes = self._channel.ask(self._rank.store.get_ranges, keys[batch.rows], *batch.ranges)
-            # A row may come in several calls; one that has failed in one stays failed.
-            for row, code in enumerate(codes, batch.rows.start):
-                if totals[row] >= 0:
-                    totals[row] = code if code < 0 else totals[row] + code
-        return totals
+        """Codes after reading rows again whose lease ran out, which starting the session again
+        mends; what the key holds by now is for the checksum to say."""
+        lapsed = [row for row, code in enumerate(codes) if code in _LAPSED_CODES]
+        opened = self._sessions.reopen([keys[row] for row in lapsed])
+        again = [row for row, code in zip(lapsed, opened, strict=True) if code == Code.OK]
+        if not again:
+            return codes
+        self._counters.add("load.reopened", len(again))
+        retried = self._rank.move_stage(
+            self._channel,
+            self._rank.store.get_ranges,
+            [keys[row] for row in again],
+            stage,
+            np.array(again, np.int64),
+            offset,
+        )
+        codes = list(codes)
+        for row, code in zip(again, retried, strict=True):
+            codes[row] = code
+        return codes
 
     def _check(
         self, rows: Rows, layer: ObjectLayer, chunk: Indices, stage: Stage, codes: list[int]

@@ -6,7 +6,8 @@ kept, and moved, together.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -16,12 +17,21 @@ from kvformat.fingerprint import manifest
 from kvformat.key import ManifestKey, Namespace, format_key, key_prefix
 from kvformat.layout import Layout
 from kvformat.placement import Placement
-from kvformat.plan import LayerTemplate, Limits, RangeTemplate, RowTemplate, plan_get, plan_put
-from kvformat.stores.protocol import Store
+from kvformat.plan import (
+    Batch,
+    LayerTemplate,
+    Limits,
+    RangeTemplate,
+    RowTemplate,
+    plan_get,
+    plan_put,
+)
+from kvformat.stores.protocol import Code, Store
 from kvformat_connector.config import Options
 from kvformat_connector.device import Device, Piece
 from kvformat_connector.engine import LayerAddress, Ranks, Replicas, replicas_of
 from kvformat_connector.messages import BlockList
+from kvformat_connector.pacing import Pace
 from kvformat_connector.sessions import Asking, SessionBook
 from kvformat_connector.staging import Stage, Staging
 
@@ -145,6 +155,12 @@ class Rows:
         """The requests that want a row."""
         return [self.owners[target] for target in self.targets_of(row)]
 
+    def keys_of(self, rows: Indices) -> list[str]:
+        """Keys of some rows, given ascending."""
+        if len(rows) == len(self.keys):
+            return self.keys
+        return [self.keys[row] for row in rows.tolist()]
+
     def first_block_ids(self, group: int, rows: Indices) -> Indices:
         """``[num_rows]``: the first target of each of these rows."""
         ids = self.block_ids[group]
@@ -201,9 +217,12 @@ class Rank:
         self.namespace = namespace
         self.store = store
         self.device = device
-        self.limits = Limits(
-            max_rows=options.layerwise_max_transfer_blocks,
-            max_nbytes=options.layerwise_max_transfer_bytes,
+        self.pace = Pace(
+            Limits(
+                max_rows=options.layerwise_max_transfer_blocks,
+                max_nbytes=options.layerwise_max_transfer_bytes,
+            ),
+            options.transfer_deadline_ms / 1e3,
         )
         self.gets = [
             ObjectTemplate(namespace, template) for template in plan_get(layout, placement)
@@ -224,18 +243,57 @@ class Rank:
 
     def chunks(self, rows: Indices, row_nbytes: int, staging: Staging) -> Iterator[Indices]:
         """These rows in parts that fit into one stage each."""
-        max_nbytes = min(self.limits.max_nbytes, staging.max_nbytes // _STAGES_PER_STAGING)
-        size = max(1, min(self.limits.max_rows, max_nbytes // max(1, row_nbytes)))
+        limits = self.pace.limits
+        max_nbytes = min(limits.max_nbytes, staging.max_nbytes // _STAGES_PER_STAGING)
+        size = max(1, min(limits.max_rows, max_nbytes // max(1, row_nbytes)))
         for start in range(0, len(rows), size):
             yield rows[start : start + size]
 
-    def stage_ranges(self, stage: Stage, offset: int) -> RowTemplate:
+    def stage_ranges(self, stage: Stage, offset: int, limits: Limits) -> RowTemplate:
         """Ranges between the rows of a stage and ``offset`` of an object each, in pieces of at
         most the size of one call."""
-        starts = np.arange(0, stage.row_nbytes, self.limits.max_nbytes, dtype=np.int64)
-        sizes = np.minimum(stage.row_nbytes - starts, self.limits.max_nbytes)
+        starts = np.arange(0, stage.row_nbytes, limits.max_nbytes, dtype=np.int64)
+        sizes = np.minimum(stage.row_nbytes - starts, limits.max_nbytes)
         strides = np.full(len(starts), stage.row_nbytes, np.int64)
         return RowTemplate(stage.address + starts, strides, offset + starts, sizes, len(stage.rows))
+
+    def move(
+        self, asking: Asking, call: Callable[..., list[int]], keys: list[str], batch: Batch
+    ) -> list[int]:
+        """One range call for the keys of a batch; bytes or a code each. The next call is as large
+        as this one was fast."""
+        started = time.perf_counter()
+        codes = asking.ask(call, keys[batch.rows], *batch.ranges)
+        self.pace.note(
+            len(codes) * sum(batch.ranges.sizes[0]),
+            time.perf_counter() - started,
+            has_failed=Code.TRANSFER_FAILED in codes,
+        )
+        return codes
+
+    def move_stage(
+        self,
+        asking: Asking,
+        call: Callable[..., list[int]],
+        keys: list[str],
+        stage: Stage,
+        stage_rows: Indices,
+        offset: int,
+    ) -> list[int]:
+        """Range calls between rows of a stage and ``offset`` of the objects; bytes by key, or a
+        code: a row may come in several calls, and one that has failed in one stays failed."""
+        limits = self.pace.limits
+        totals: list[int] | None = None
+        for batch in self.stage_ranges(stage, offset, limits).batches(stage_rows, limits):
+            codes = self.move(asking, call, keys, batch)
+            if totals is None and len(codes) == len(keys):
+                totals = codes
+                continue
+            totals = totals or [0] * len(keys)
+            for row, code in enumerate(codes, batch.rows.start):
+                if totals[row] >= 0:
+                    totals[row] = code if code < 0 else totals[row] + code
+        return totals or []
 
     def publish_manifest(self, asking: Asking) -> int:
         """Store the manifest of the namespace, so that its keys can be explained by anyone."""

@@ -180,16 +180,13 @@ class SaveStep:
         self, rows: Rows, chunk: Indices, positions: Indices, stage: Stage, offset: int
     ) -> None:
         """Store rows ``positions`` of a stage; rows that fail are dropped."""
-        keys = [rows.keys[row] for row in chunk[positions].tolist()]
+        keys = rows.keys_of(chunk[positions])
         nbytes = stage.row_nbytes
-        totals = [0] * len(keys)
-        template = self._rank.stage_ranges(stage, offset)
-        for batch in template.batches(positions, self._rank.limits):
-            codes = self._channel.ask(self._rank.store.put_ranges, keys[batch.rows], *batch.ranges)
-            # A row may come in several calls; one that has failed in one stays failed.
-            for row, code in enumerate(codes, batch.rows.start):
-                if totals[row] >= 0:
-                    totals[row] = code if code < 0 else totals[row] + code
+        totals = self._rank.move_stage(
+            self._channel, self._rank.store.put_ranges, keys, stage, positions, offset
+        )
+        if totals == [nbytes] * len(keys):
+            return
         self._drop(
             rows,
             {

@@ -172,11 +172,10 @@ class Scheduler:
         for new in output.scheduled_new_reqs:
             computed[new.req_id] = new.num_computed_tokens
             self._set_blocks(new.req_id, new.block_ids)
-        for request_id, block_ids, num_computed in zip(
-            cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True
-        ):
-            computed[request_id] = num_computed
-            if request_id in cached.resumed_req_ids:
+        computed.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        resumed = cached.resumed_req_ids
+        for request_id, block_ids in zip(cached.req_ids, cached.new_block_ids, strict=True):
+            if resumed and request_id in resumed:
                 self._set_blocks(request_id, block_ids or ())
             elif block_ids is not None:
                 self._add_blocks(request_id, block_ids)
@@ -184,11 +183,21 @@ class Scheduler:
             for request_id, num_tokens in output.num_scheduled_tokens.items():
                 self._note_rewritten(request_id, computed[request_id], num_tokens)
         tables = getattr(output, "kv_connector_block_state", None) if self._tables_move else None
-        steps = [
-            step
-            for request_id, num_tokens in output.num_scheduled_tokens.items()
-            if (step := self._plan_request(request_id, computed[request_id], num_tokens, tables))
-        ]
+        steps = []
+        requests, hash_block_size = self._requests, self._hash_block_size
+        for request_id, num_tokens in output.num_scheduled_tokens.items():
+            request = requests.get(request_id)
+            if request is None:
+                continue
+            # Most requests decode inside of a block, and nothing is to be done for them.
+            num_computed = computed[request_id]
+            if (
+                num_computed % hash_block_size + num_tokens >= hash_block_size
+                or request.num_promised_tokens
+            ):
+                step = self._plan_request(request_id, request, num_computed, num_tokens, tables)
+                if step is not None:
+                    steps.append(step)
         bulk_loads, self._bulk_loads = self._bulk_loads, []
         return StepPlan(
             requests=[*self._with_shared_blocks(steps), *bulk_loads],
@@ -250,11 +259,8 @@ class Scheduler:
                 known.extend(added)
 
     def _plan_request(
-        self, request_id: str, num_computed: int, num_tokens: int, tables: Any
+        self, request_id: str, request: _Request, num_computed: int, num_tokens: int, tables: Any
     ) -> RequestStep | None:
-        request = self._requests.get(request_id)
-        if request is None:
-            return None
         # What the engine counts as computed ends with what it was promised.
         num_promised, request.num_promised_tokens = request.num_promised_tokens, 0
         end = min(num_computed + num_tokens, request.num_saved_tokens_max)
@@ -262,7 +268,7 @@ class Scheduler:
             not num_promised
             and end // self._hash_block_size <= num_computed // self._hash_block_size
         ):
-            return None  # a decode step inside of a block: the common case
+            return None
         block_ids = (tables and tables.get_block_ids(request_id)) or request.block_ids
         loads = (
             self._loads(request, block_ids, num_computed - num_promised, num_computed)

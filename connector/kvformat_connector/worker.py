@@ -256,14 +256,14 @@ class Worker:
     def _finish_loads(self) -> None:
         loads, self._loads = self._loads, None
         if loads is not None:
-            ours = self._note_failures(loads.finish())
-            tainted = merge_over_tensor_ranks(self._ranks, ours)
-            if tainted and not ours:
-                # Another rank's garbage has gone into what this one computed; until the scheduler
-                # knows of it, this one can't tell either which blocks rest on it.
+            tainted = self._note_failures(loads.finish())
+            # Every tensor rank has the same loads, so all of them come here in this step.
+            merged = merge_over_tensor_ranks(self._ranks, tainted)
+            if merged and not tainted:
+                # Another rank's garbage is in what this one computed too.
                 self._num_reports += 1
                 self._add_report(WorkerReport(numbers={self._rank_number: self._num_reports}))
-            self._tainted |= tainted
+            self._tainted |= merged
             self._counters.set("prefetch_layers", self._depth.num_layers)
 
     def _note_failures(self, outcome: LoadOutcome) -> set[str]:

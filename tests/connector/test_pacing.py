@@ -1,0 +1,72 @@
+"""How much one call carries, and how far ahead is read."""
+
+from __future__ import annotations
+
+from kvformat_connector.depth import Depth
+from kvformat_connector.pacing import Pace
+
+from kvformat.plan import Limits
+
+MIB = 1 << 20
+
+
+def test_calls_grow_while_they_are_fast_and_shrink_when_they_are_slow() -> None:
+    """Within what is configured, whatever is measured."""
+    pace = Pace(Limits(max_rows=7, max_nbytes=64 * MIB), deadline_s=5.0)
+    sizes = []
+    for seconds in (0.01, 0.01, 0.01, 0.9, 0.9, 0.3):
+        pace.note(pace.limits.max_nbytes, seconds, has_failed=False)
+        sizes.append(pace.limits.max_nbytes // MIB)
+    assert sizes == [32, 64, 64, 32, 16, 16]
+    assert pace.limits.max_rows == 7
+
+
+def test_a_small_call_says_nothing_about_large_ones() -> None:
+    """A fast header read doesn't make payload calls larger; a slow one makes them small."""
+    pace = Pace(Limits(max_nbytes=64 * MIB), deadline_s=5.0)
+    pace.note(1024, 0.001, has_failed=False)
+    assert pace.limits.max_nbytes == 16 * MIB
+    pace.note(MIB, 1.0, has_failed=False)
+    assert pace.limits.max_nbytes == MIB // 2
+
+
+def test_failed_calls_get_smaller_down_to_a_floor() -> None:
+    """Never to nothing."""
+    pace = Pace(Limits(max_nbytes=64 * MIB), deadline_s=5.0)
+    for _ in range(40):
+        pace.note(pace.limits.max_nbytes, 0.01, has_failed=True)
+    assert pace.limits.max_nbytes == 64 << 10
+
+
+def test_a_configured_limit_below_the_floor_stays() -> None:
+    """What an operator says holds."""
+    pace = Pace(Limits(max_nbytes=128), deadline_s=5.0)
+    pace.note(128, 9.0, has_failed=True)
+    assert pace.limits.max_nbytes == 128
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def follow(depth: Depth, clock: Clock, compute_s: float, transfer_s: float) -> int:
+    for _ in range(50):
+        depth.waited()
+        clock.now += compute_s
+        depth.transferred(transfer_s)
+        depth.computed()
+    return depth.num_layers
+
+
+def test_the_depth_follows_what_is_measured() -> None:
+    """Transfers that take three computations are read that far ahead; fast ones need one more than
+    the layer in use; a fixed depth stays."""
+    clock = Clock()
+    assert follow(Depth(None, clock), clock, compute_s=0.01, transfer_s=0.0299) == 4
+    assert follow(Depth(None, clock), clock, compute_s=0.01, transfer_s=0.001) == 2
+    assert follow(Depth(None, clock), clock, compute_s=0.001, transfer_s=9.0) == 16
+    assert follow(Depth(5, clock), clock, compute_s=0.01, transfer_s=9.0) == 5

@@ -10,9 +10,11 @@ from typing import Any, Final
 
 import msgspec
 
-from kvformat.key import Namespace
+from kvformat.key import ManifestKey, Namespace, format_key
 from kvformat.layout import Layout
 from kvformat.stores.protocol import Store
+from kvformat_connector.answers import ask
+from kvformat_connector.breaker import Breaker
 from kvformat_connector.config import Options
 from kvformat_connector.engine import Ranks
 from kvformat_connector.lookup import Distrusted, PrefixLookup
@@ -84,12 +86,18 @@ class Scheduler:
         self._may_load = may_load
         self._may_save = may_save
         self._distrusted = Distrusted(options.failed_key_retry_ms)
+        manifest_key = format_key(ManifestKey(namespace))
         self._lookup = PrefixLookup(
             store,
             self._needs,
             options.lookup_window,
             self._distrusted,
             counters,
+            Breaker(
+                lambda suspects: ask(store.exists, [manifest_key])[0] >= 0,
+                options.breaker_retry_ms / 1e3,
+                counters,
+            ),
         )
         self._requests: dict[str, _Request] = {}
         #: What was asked last for requests that have no blocks yet, and bulk loads to be sent.

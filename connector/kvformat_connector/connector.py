@@ -126,13 +126,14 @@ class KVFormatConnector(KVConnectorBase_V1, SupportsHMA):
                     "kv_load_failure_policy is 'fail': a request whose KV can't be loaded ends "
                     "with an error; 'recompute' computes it instead"
                 )
-        stage = describe_stage(vllm_config, kv_cache_config)
-        if self._ranks.num_stages == 1:
-            self._start(derive_layout(vllm_config, kv_cache_config, options, [stage]))
+        if is_worker:
+            stage = describe_stage(vllm_config, kv_cache_config)
+            if self._ranks.num_stages == 1:
+                self._start(derive_layout(vllm_config, kv_cache_config, options, [stage]))
 
     def _start(self, layout: Layout) -> None:
-        """Begin the work of this role. With several pipeline stages no process knows the whole
-        layout before the workers have told each other, and then the scheduler."""
+        """Begin the work of this role. The scheduler knows the whole layout when the workers have
+        told it; with several pipeline stages, they must have told each other before."""
         self._layout = layout
         if not fails_by_block(layout) and not hasattr(base, "KVConnectorTransferResults"):
             raise ConfigError(

@@ -81,6 +81,7 @@ class Worker:
         self._saves: SaveStep | None = None
         #: Saves of earlier steps that are not committed yet.
         self._pending: list[SaveStep] = []
+        self._save_wait_s = _SAVE_WAIT_S
         self._failed_block_ids: set[int] = set()
         self._tainted: set[str] = set()
         self._received: set[str] = set()
@@ -154,6 +155,8 @@ class Worker:
         if saves is not None:
             saves.end(tainted)
             self._pending.append(saves)
+            # One step waits for a store that is too slow, the next ones don't.
+            self._save_wait_s = 0.0 if saves.found_no_stage else _SAVE_WAIT_S
 
     def take_failed_block_ids(self) -> set[int]:
         """Blocks that failed to load since the last call."""
@@ -239,8 +242,9 @@ class Worker:
                 rows,
                 self._save_channels.current,
                 self._copy_lane,
+                self._breaker,
                 self._counters,
-                _SAVE_WAIT_S,
+                self._save_wait_s,
             )
             self._saves.start(self._publish_manifest)
 
@@ -309,6 +313,8 @@ class Worker:
             channel = self._save_channels.current
             if channel.call_age_s > self._deadline_s:
                 self._save_channels.leave(channel)
+                for step in self._pending:
+                    step.give_back_stages()
                 self._breaker.trip(f"saving: a call took more than {self._deadline_s:g} s")
         if not self._breaker.is_open:
             return True

@@ -25,8 +25,10 @@ NUM_ROUNDS = 5
 class SlowStore(MemoryStore):
     """A layer's range call takes ``seconds``; headers come at once."""
 
-    seconds = 0.0
-    took: list[float] = []
+    def __init__(self, uri: str) -> None:
+        super().__init__(uri)
+        self.seconds = 0.0
+        self.took: list[float] = []
 
     def get_ranges(self, keys: Any, addresses: Any, sizes: Any, offsets: Any) -> list[int]:
         if offsets[0][0] and self.seconds:

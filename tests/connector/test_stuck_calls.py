@@ -179,6 +179,24 @@ def test_a_store_too_slow_for_the_saves_bounds_memory_and_delay(
     until(lambda: not store.num_open_sessions)
 
 
+def test_memory_of_puts_that_wait_behind_a_hanging_one_is_used_again(
+    store: FaultyStore, valve: Valve
+) -> None:
+    """Only the stage in the call itself is kept: a store that is back isn't short of memory."""
+    store.before["put_ranges"] = valve
+    engine = SimulatedEngine(store, **FAST)
+    settle = engine.worker.settle
+    engine.worker.settle = lambda timeout_s: True  # type: ignore[method-assign]
+    engine.serve(Request("c", TOKENS))
+    staging = engine.worker._rank.save_staging  # type: ignore[union-attr]
+    before = staging.num_taken_nbytes
+    until(lambda: engine.step([]) == set() and engine.worker._breaker.is_open)
+    assert staging.num_taken_nbytes == before // 3  # three layers, one of them in the call
+    valve.opened.set()
+    assert settle(10)
+    assert staging.num_taken_nbytes == 0
+
+
 def test_two_canaries_that_cannot_be_read_open_the_breaker(
     store: FaultyStore, expected: list[list[bytes]]
 ) -> None:

@@ -67,6 +67,14 @@ class Worker:
         self._clock = clock
         self._deadline_s = options.transfer_deadline_ms / 1e3
         self._addresses = layer_addresses(layout)
+        #: Layers of recurrent state: the engine has no hook for them, and they are right when all
+        #: of the step has been computed.
+        self._unhooked = [
+            address
+            for name, address in self._addresses.items()
+            if layout.groups[address.group].kind == "recurrent_state"
+            and self._ranks.has_layer(name)
+        ]
         self._rank: Rank | None = None
         self._bulk: BulkLoads | None = None
         self._load_channels = Channels("load")
@@ -153,6 +161,8 @@ class Worker:
         saves, self._saves = self._saves, None
         tainted, self._tainted = self._tainted, set()
         if saves is not None:
+            for address in self._unhooked:
+                saves.put(address)
             saves.end(tainted)
             self._pending.append(saves)
             # One step waits for a store that is too slow, the next ones don't.

@@ -78,6 +78,7 @@ def expect_equal(loaded: EngineReport, computed: EngineReport) -> None:
     assert logprobs(loaded) == logprobs(computed)
 
 
+@pytest.mark.timeout(900)
 def test_one_rank_and_two_share_heads(engines: Engines, store: str) -> None:
     """TP=1 writes and TP=2 reads, and the reverse: with two head shards both have one namespace,
     each of two ranks writes one object a block and reads its own, and answers are those of a
@@ -98,6 +99,7 @@ def test_one_rank_and_two_share_heads(engines: Engines, store: str) -> None:
     assert tokens(warm) == tokens(plain)[1:]
 
 
+@pytest.mark.timeout(900)
 def test_ranks_that_hold_the_same_latent_share_the_writing(engines: Engines, store: str) -> None:
     """MLA, TP=2: both ranks load every block and hold the bytes that TP=1 wrote; what they write
     they share, each block once. (KV bytes are compared, because vLLM's MLA on a CPU doesn't give
@@ -127,6 +129,7 @@ STAGES = {
 }
 
 
+@pytest.mark.timeout(900)
 def test_two_stages_and_one_share_layers(engines: Engines, store: str) -> None:
     """PP=2 of 3 + 1 layers writes and PP=1 reads, and the reverse: cut at the same layers, both
     have one namespace."""

@@ -27,8 +27,8 @@ _ARCHITECTURES = {
     "Qwen3Next": (
         "Qwen3NextForCausalLM",
         "Qwen3NextConfig",
-        "num_hidden_layers=4, linear_conv_kernel_dim=4, linear_key_head_dim=32, "
-        "linear_value_head_dim=32, linear_num_key_heads=2, linear_num_value_heads=4, "
+        "num_hidden_layers=4, linear_conv_kernel_dim=4, linear_key_head_dim=128, "
+        "linear_value_head_dim=128, linear_num_key_heads=2, linear_num_value_heads=4, "
         "num_experts=4, num_experts_per_tok=2, moe_intermediate_size=64, "
         "shared_expert_intermediate_size=64, decoder_sparse_step=1",
     ),

@@ -258,9 +258,7 @@ class LoadStep:
         """Fill a stage from ``offset`` of the objects on; bytes read by row, or a code."""
         keys = rows.keys_of(chunk)
         call = self._rank.store.get_ranges
-        codes = self._rank.move_stage(
-            self._channel, call, keys, stage, np.arange(len(keys)), offset
-        )
+        codes = self._rank.move_stage(self._channel, call, keys, stage, None, offset)
         if min(codes) < 0:
             codes = self._read_lapsed(keys, codes, stage, offset)
         if max(codes) > 0:

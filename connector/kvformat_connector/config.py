@@ -41,7 +41,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     model_identity: str = ""  #: revision or digest of the weights; empty finds it out
     use_layerwise: bool | Literal["auto"] = True
     layerwise_prefetch_layers: int | Literal["auto"] = 2  #: read ahead of the one that computes
-    layerwise_max_transfer_blocks: int = 256  #: rows of one call to the store; 0: no limit
+    layerwise_max_transfer_blocks: int = 1024  #: rows of one call to the store; 0: no limit
     layerwise_max_transfer_bytes: int = 64 << 20  #: bytes of one call to the store; 0: no limit
     verify: Literal["checksum", "header"] = "checksum"
     head_shards: int = 1  #: objects per block along the head axis, at least one a rank

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+from vllm.distributed.kv_transfer.kv_connector.v1 import base
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorHandshakeMetadata,
@@ -17,6 +18,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 
+from kvformat.errors import ConfigError, Reason
 from kvformat.fingerprint import manifest
 from kvformat.key import layout_namespace, namespace_prefix
 from kvformat_connector.config import directions, parse_options
@@ -30,6 +32,7 @@ from kvformat_connector.engine import (
 )
 from kvformat_connector.messages import LayoutNotice, StepPlan, WorkerReport, merge_reports
 from kvformat_connector.metrics import ConnectorStats, PrometheusMetrics
+from kvformat_connector.needs import fails_by_block
 from kvformat_connector.ported import without_effect
 from kvformat_connector.scheduler import Scheduler, load_mode
 from kvformat_connector.starting import log_versions, open_checked_store
@@ -123,14 +126,21 @@ class KVFormatConnector(KVConnectorBase_V1, SupportsHMA):
                     "kv_load_failure_policy is 'fail': a request whose KV can't be loaded ends "
                     "with an error; 'recompute' computes it instead"
                 )
-        stage = describe_stage(vllm_config, kv_cache_config)
-        if self._ranks.num_stages == 1:
-            self._start(derive_layout(vllm_config, kv_cache_config, options, [stage]))
+        if is_worker:
+            stage = describe_stage(vllm_config, kv_cache_config)
+            if self._ranks.num_stages == 1:
+                self._start(derive_layout(vllm_config, kv_cache_config, options, [stage]))
 
     def _start(self, layout: Layout) -> None:
-        """Begin the work of this role. With several pipeline stages no process knows the whole
-        layout before the workers have told each other, and then the scheduler."""
+        """Begin the work of this role. The scheduler knows the whole layout when the workers have
+        told it; with several pipeline stages, they must have told each other before."""
         self._layout = layout
+        if not fails_by_block(layout) and not hasattr(base, "KVConnectorTransferResults"):
+            raise ConfigError(
+                Reason.CONFIG_UNSUPPORTED,
+                f"kv_cache_groups is {', '.join(group.kind for group in layout.groups)}: this "
+                "engine can't be told that a request of such groups failed to load; vLLM 0.32 can",
+            )
         namespace = layout_namespace(layout)
         self.namespace = namespace_prefix(namespace)
         may_load, may_save = directions(self._kv_transfer_config.kv_role, self._options)
@@ -272,10 +282,8 @@ class KVFormatConnector(KVConnectorBase_V1, SupportsHMA):
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         # Engines before 0.32 have no such class, and call get_finished.
-        from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
-
         received, failed = self.worker.take_received()
-        return KVConnectorTransferResults(finished_recving=received, failed_recving=failed)
+        return base.KVConnectorTransferResults(finished_recving=received, failed_recving=failed)
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         return self.worker.take_failed_block_ids()

@@ -186,6 +186,8 @@ class LoadStep:
         for row, code in zip(chunk.tolist(), codes, strict=True):
             if code < 0:
                 self._failures.add(rows, row, code_name(code), "the object can't be opened")
+        if min(codes) == max(codes) == Code.UNAVAILABLE and not self._channel.is_abandoned:
+            self._breaker.trip("loading: the store doesn't answer")
         chunk = chunk[rows.live[chunk]]
         tried: list[str] = []
         while len(chunk) and not self._breaker.is_proven(_CANARY_AFTER_S):
@@ -256,9 +258,7 @@ class LoadStep:
         """Fill a stage from ``offset`` of the objects on; bytes read by row, or a code."""
         keys = rows.keys_of(chunk)
         call = self._rank.store.get_ranges
-        codes = self._rank.move_stage(
-            self._channel, call, keys, stage, np.arange(len(keys)), offset
-        )
+        codes = self._rank.move_stage(self._channel, call, keys, stage, None, offset)
         if min(codes) < 0:
             codes = self._read_lapsed(keys, codes, stage, offset)
         if max(codes) > 0:

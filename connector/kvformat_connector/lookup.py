@@ -12,8 +12,9 @@ from typing import Final
 import msgspec
 
 from kvformat.key import format_keys
-from kvformat.stores.protocol import Store
+from kvformat.stores.protocol import Code, Store
 from kvformat_connector.answers import ask
+from kvformat_connector.breaker import Breaker
 from kvformat_connector.needs import ObjectNeeds, alignment
 from kvformat_connector.stats import Counters
 
@@ -86,8 +87,10 @@ class PrefixLookup:
         window: int,
         distrusted: Distrusted,
         counters: Counters,
+        breaker: Breaker | None = None,
     ) -> None:
         self._store = store
+        self._breaker = breaker
         self._chain = [need for need in needs if need.is_chain]
         self._ends = [need for need in needs if not need.is_chain]
         #: Tokens of one step of the search: a prefix is a whole number of such units.
@@ -226,8 +229,14 @@ class PrefixLookup:
                     present[block] &= next(codes) == 1
 
     def _ask(self, keys: list[str]) -> list[int]:
+        if self._breaker is not None and not self._breaker.poll():
+            self._reason = STORE_FAILED
+            return [Code.UNAVAILABLE] * len(keys)
         codes = ask(self._store.exists, keys)
         self._counters.add("lookup.calls")
+        if self._breaker is not None and max(codes) == min(codes) == Code.UNAVAILABLE:
+            # Each further question would take seconds, on the engine's thread.
+            self._breaker.trip("lookup: the store doesn't answer")
         if min(codes) < 0:
             self._counters.add("lookup.failed", sum(code < 0 for code in codes))
             self._reason = STORE_FAILED

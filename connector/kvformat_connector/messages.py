@@ -15,16 +15,16 @@ import msgspec
 #: verified when ``wait_for_layer_load`` returns; rows that fail become block ids of
 #: ``get_block_ids_with_load_errors``, and nothing that this step computes for the request is
 #: committed, on any rank (``engine.merge_over_tensor_ranks`` tells what failed on the others).
-#: Only ever planned where there is one group and one pipeline stage.
+#: Only ever planned where there is one group, of full attention, and one pipeline stage.
 #:
 #: ``bulk``: the request waits outside of the batch until the worker names it in
 #: ``get_transfer_results().finished_recving``, exactly once and on every rank, also when all of it
 #: failed, when there was nothing for this rank, or when the request was aborted meanwhile. Nothing
 #: computes on the blocks before that, so a failure taints no save and leaves no garbage: it raises
 #: no report number and puts no block ids into a report, only hashes. What failed is told in the
-#: same step or earlier: block ids through ``get_block_ids_with_load_errors`` where the layout has
-#: one group; where it has several, the request's id in ``failed_recving`` (block ids would stop
-#: the engine), and the engine computes all of it.
+#: same step or earlier: block ids through ``get_block_ids_with_load_errors`` where
+#: ``needs.fails_by_block``; elsewhere the request's id in ``failed_recving``, and the engine
+#: computes all of it.
 LoadMode = Literal["layerwise", "bulk"]
 
 

@@ -86,3 +86,12 @@ def object_needs(layout: Layout, namespace: Namespace) -> list[ObjectNeeds]:
 def alignment(needs: Sequence[ObjectNeeds]) -> int:
     """Tokens in the smallest prefix that is whole blocks of every object."""
     return lcm(*(need.block_size for need in needs))
+
+
+def fails_by_block(layout: Layout) -> bool:
+    """Whether an engine can go on from the first block that failed to load.
+
+    Only where there is one group, whose blocks are all in memory: before a window or a state that
+    was loaded there is nothing to compute it from, so such a request is computed from its start.
+    """
+    return len(layout.groups) == 1 and layout.groups[0].kind == "full_attention"

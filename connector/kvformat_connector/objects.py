@@ -18,7 +18,6 @@ from kvformat.key import ManifestKey, Namespace, format_key, key_prefix
 from kvformat.layout import Layout
 from kvformat.placement import Placement
 from kvformat.plan import (
-    Batch,
     LayerTemplate,
     Limits,
     RangeTemplate,
@@ -249,7 +248,7 @@ class Rank:
         for start in range(0, len(rows), size):
             yield rows[start : start + size]
 
-    def stage_ranges(self, stage: Stage, offset: int, limits: Limits) -> RowTemplate:
+    def _stage_ranges(self, stage: Stage, offset: int, limits: Limits) -> RowTemplate:
         """Ranges between the rows of a stage and ``offset`` of an object each, in pieces of at
         most the size of one call."""
         starts = np.arange(0, stage.row_nbytes, limits.max_nbytes, dtype=np.int64)
@@ -257,43 +256,52 @@ class Rank:
         strides = np.full(len(starts), stage.row_nbytes, np.int64)
         return RowTemplate(stage.address + starts, strides, offset + starts, sizes, len(stage.rows))
 
-    def move(
-        self, asking: Asking, call: Callable[..., list[int]], keys: list[str], batch: Batch
-    ) -> list[int]:
-        """One range call for the keys of a batch; bytes or a code each. The next call is as large
-        as this one was fast."""
-        started = time.perf_counter()
-        codes = asking.ask(call, keys[batch.rows], *batch.ranges)
-        self.pace.note(
-            len(codes) * sum(batch.ranges.sizes[0]),
-            time.perf_counter() - started,
-            has_failed=Code.TRANSFER_FAILED in codes,
-        )
-        return codes
-
     def move_stage(
         self,
         asking: Asking,
         call: Callable[..., list[int]],
         keys: list[str],
         stage: Stage,
-        stage_rows: Indices,
+        stage_rows: Indices | None,
         offset: int,
     ) -> list[int]:
-        """Range calls between rows of a stage and ``offset`` of the objects; bytes by key, or a
-        code: a row may come in several calls, and one that has failed in one stays failed."""
+        """Range calls between rows of a stage, or all of them, and ``offset`` of the objects;
+        bytes by key, or a code."""
         limits = self.pace.limits
-        totals: list[int] | None = None
-        for batch in self.stage_ranges(stage, offset, limits).batches(stage_rows, limits):
-            codes = self.move(asking, call, keys, batch)
-            if totals is None and len(codes) == len(keys):
-                totals = codes
-                continue
-            totals = totals or [0] * len(keys)
+        nbytes, num_keys = stage.row_nbytes, len(keys)
+        is_one_call = num_keys <= limits.max_rows and num_keys * nbytes <= limits.max_nbytes
+        if stage_rows is None and is_one_call:
+            ranges = stage.row_addresses, [(nbytes,)] * num_keys, [(offset,)] * num_keys
+            return self._move(asking, call, keys, *ranges)
+        if stage_rows is None:
+            stage_rows = np.arange(num_keys)
+        totals = [0] * num_keys
+        for batch in self._stage_ranges(stage, offset, limits).batches(stage_rows, limits):
+            codes = self._move(asking, call, keys[batch.rows], *batch.ranges)
+            # A row may come in several calls; one that has failed in one stays failed.
             for row, code in enumerate(codes, batch.rows.start):
                 if totals[row] >= 0:
                     totals[row] = code if code < 0 else totals[row] + code
-        return totals or []
+        return totals
+
+    def _move(
+        self,
+        asking: Asking,
+        call: Callable[..., list[int]],
+        keys: list[str],
+        addresses: Sequence[Sequence[int]],
+        sizes: Sequence[Sequence[int]],
+        offsets: Sequence[Sequence[int]],
+    ) -> list[int]:
+        """One range call. The next one is as large as this one was fast."""
+        started = time.perf_counter()
+        codes = asking.ask(call, keys, addresses, sizes, offsets)
+        self.pace.note(
+            len(codes) * sum(sizes[0]),
+            time.perf_counter() - started,
+            has_failed=min(codes) < 0 and Code.TRANSFER_FAILED in codes,
+        )
+        return codes
 
     def publish_manifest(self, asking: Asking) -> int:
         """Store the manifest of the namespace, so that its keys can be explained by anyone."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -26,6 +27,7 @@ from kvformat.checksum import checksum
 from kvformat.header import encode_header, new_header
 from kvformat.stores.protocol import Code
 from kvformat_connector.answers import code_name
+from kvformat_connector.breaker import Breaker
 from kvformat_connector.engine import LayerAddress
 from kvformat_connector.objects import Indices, ObjectLayer, Rank, Rows
 from kvformat_connector.sessions import PutSessions
@@ -50,6 +52,7 @@ class SaveStep:
         rows: list[Rows],
         channel: Channel,
         lane: Lane,
+        breaker: Breaker,
         counters: Counters,
         wait_s: float,
     ) -> None:
@@ -57,6 +60,7 @@ class SaveStep:
         self._rows = rows
         self._channel = channel
         self._lane = lane
+        self._breaker = breaker
         self._counters = counters
         #: How long this step may wait for stages that earlier puts still hold.
         self._wait_left_s = wait_s
@@ -65,6 +69,10 @@ class SaveStep:
         self._put: set[LayerAddress] = set()
         self._done: Future[None] | None = None
         self._ended_at = 0.0
+        self._found_no_stage = False
+        #: Stages that no call has been given yet.
+        self._queued: dict[int, Stage] = {}
+        self._lock = threading.Lock()
         #: Per list of rows ``[num_rows, num_ranges]``, and which ranges have been copied.
         self._checksums: dict[int, NDArray[np.uint64]] = {}
         self._written: dict[int, NDArray[np.bool_]] = {}
@@ -99,6 +107,19 @@ class SaveStep:
         """Whether every object is committed or given up, and every session ended."""
         return self._done is not None and self._done.done()
 
+    def give_back_stages(self) -> None:
+        """On a channel that was left behind: nothing waits for what it would still store. The stage
+        in the call that hangs stays where it is."""
+        with self._lock:
+            queued, self._queued = list(self._queued.values()), {}
+        for stage in queued:
+            self._rank.save_staging.release(stage)
+
+    @property
+    def found_no_stage(self) -> bool:
+        """Whether objects were given up because earlier puts held all of the staging memory."""
+        return self._found_no_stage
+
     @property
     def num_open_sessions(self) -> int:
         """Objects that are being written."""
@@ -124,6 +145,8 @@ class SaveStep:
             nbytes = [rows.template.object_map.nbytes] * len(rows)
             codes = self._sessions.open(rows.keys, nbytes)
             self._drop(rows, {row: code for row, code in enumerate(codes) if code != Code.OK})
+            if min(codes) == max(codes) == Code.UNAVAILABLE and not self._channel.is_abandoned:
+                self._breaker.trip("saving: the store doesn't answer")
 
     def _copy_layer(self, address: LayerAddress, mark: object) -> None:
         self._rank.device.wait(mark)
@@ -140,6 +163,7 @@ class SaveStep:
                     # stored, and the engine doesn't wait for them.
                     num_dropped = int(rows.live[chunk].sum())
                     rows.live[chunk] = False
+                    self._found_no_stage = True
                     self._counters.add("save.no_staging", num_dropped)
                     continue
                 try:
@@ -147,6 +171,8 @@ class SaveStep:
                 except BaseException:
                     staging.release(stage)
                     raise
+                with self._lock:
+                    self._queued[id(stage)] = stage
                 self._channel.submit(self._guarded, self._put_stage, rows, layer, chunk, stage)
 
     def _take_stage(self, num_rows: int, row_nbytes: int) -> Stage | None:
@@ -165,20 +191,25 @@ class SaveStep:
         )
 
     def _put_stage(self, rows: Rows, layer: ObjectLayer, chunk: Indices, stage: Stage) -> None:
+        with self._lock:
+            if self._queued.pop(id(stage), None) is None:
+                return
         try:
             if self._sessions.are_too_old:
                 self._give_up()
             is_live = rows.live[chunk]
             if is_live.any():
-                put_layer(self._write, rows, chunk, np.flatnonzero(is_live), stage, layer)
+                positions = None if is_live.all() else np.flatnonzero(is_live)
+                put_layer(self._write, rows, chunk, positions, stage, layer)
         finally:
             self._rank.save_staging.release(stage)
 
     def _write(
-        self, rows: Rows, chunk: Indices, positions: Indices, stage: Stage, offset: int
+        self, rows: Rows, chunk: Indices, positions: Indices | None, stage: Stage, offset: int
     ) -> None:
-        """Store rows ``positions`` of a stage; rows that fail are dropped."""
-        keys = rows.keys_of(chunk[positions])
+        """Store rows of a stage, those at ``positions`` or all; rows that fail are dropped."""
+        moved = chunk if positions is None else chunk[positions]
+        keys = rows.keys_of(moved)
         nbytes = stage.row_nbytes
         totals = self._rank.move_stage(
             self._channel, self._rank.store.put_ranges, keys, stage, positions, offset
@@ -189,7 +220,7 @@ class SaveStep:
             rows,
             {
                 row: min(code, int(Code.TRANSFER_FAILED)) if code >= 0 else code
-                for row, code in zip(chunk[positions].tolist(), totals, strict=True)
+                for row, code in zip(moved.tolist(), totals, strict=True)
                 if code != nbytes
             },
         )
@@ -240,7 +271,7 @@ class SaveStep:
                     checksums[row],
                 )
                 stage.row(position)[:] = encode_header(header)
-            self._write(rows, chunk, np.arange(len(chunk)), stage, 0)
+            self._write(rows, chunk, None, stage, 0)
         finally:
             self._rank.header_staging.release(stage)
 
@@ -257,10 +288,10 @@ class SaveStep:
 
 
 def put_layer(
-    write: Callable[[Rows, Indices, Indices, Stage, int], None],
+    write: Callable[[Rows, Indices, Indices | None, Stage, int], None],
     rows: Rows,
     chunk: Indices,
-    positions: Indices,
+    positions: Indices | None,
     stage: Stage,
     layer: ObjectLayer,
 ) -> None:

@@ -10,14 +10,16 @@ from typing import Any, Final
 
 import msgspec
 
-from kvformat.key import Namespace
+from kvformat.key import ManifestKey, Namespace, format_key
 from kvformat.layout import Layout
 from kvformat.stores.protocol import Store
+from kvformat_connector.answers import ask
+from kvformat_connector.breaker import Breaker
 from kvformat_connector.config import Options
 from kvformat_connector.engine import Ranks
 from kvformat_connector.lookup import Distrusted, PrefixLookup
 from kvformat_connector.messages import BlockList, LoadMode, RequestStep, StepPlan, WorkerReport
-from kvformat_connector.needs import ObjectNeeds, alignment, object_needs
+from kvformat_connector.needs import ObjectNeeds, alignment, fails_by_block, object_needs
 from kvformat_connector.stats import Counters
 
 #: The engine's block that stands where a window or a state has none.
@@ -29,11 +31,11 @@ BlockIds = tuple[list[int], ...]
 def load_mode(layout: Layout, ranks: Ranks, options: Options) -> LoadMode:
     """How requests of this engine are loaded.
 
-    In bulk where a layer can't be waited for: the engine has no way to compute anew what failed
-    during a step where it has several groups, and a pipeline's later stages compute on what an
-    earlier one failed to load before anybody can tell them.
+    In bulk where a layer can't be waited for: where the engine can't compute anew a part of what
+    failed during a step, and in a pipeline, whose later stages compute on what an earlier one
+    failed to load before anybody can tell them.
     """
-    if len(layout.groups) > 1 or ranks.num_stages > 1 or options.use_layerwise is False:
+    if not fails_by_block(layout) or ranks.num_stages > 1 or options.use_layerwise is False:
         return "bulk"
     return "layerwise"
 
@@ -84,12 +86,18 @@ class Scheduler:
         self._may_load = may_load
         self._may_save = may_save
         self._distrusted = Distrusted(options.failed_key_retry_ms)
+        manifest_key = format_key(ManifestKey(namespace))
         self._lookup = PrefixLookup(
             store,
             self._needs,
             options.lookup_window,
             self._distrusted,
             counters,
+            Breaker(
+                lambda suspects: ask(store.exists, [manifest_key])[0] >= 0,
+                options.breaker_retry_ms / 1e3,
+                counters,
+            ),
         )
         self._requests: dict[str, _Request] = {}
         #: What was asked last for requests that have no blocks yet, and bulk loads to be sent.

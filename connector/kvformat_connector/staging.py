@@ -17,6 +17,29 @@ from numpy.typing import NDArray
 from kvformat.stores.protocol import Store
 
 _MIN_NBYTES: Final = 64 << 10
+_MAX_ROW_SIZES: Final = 8
+
+
+class _Memory:
+    """One allocation, and for each size of a row the addresses of rows that were asked for."""
+
+    __slots__ = ("_row_addresses", "address", "array", "nbytes")
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self.array: NDArray[np.uint8] = np.empty(nbytes, np.uint8)
+        self.address: int = self.array.ctypes.data
+        self._row_addresses: dict[int, list[tuple[int]]] = {}
+
+    def row_addresses(self, num_rows: int, row_nbytes: int) -> list[tuple[int]]:
+        """Rows of a range call. A layer's are the same for every step, so they're kept."""
+        known = self._row_addresses.get(row_nbytes)
+        if known is None or len(known) < num_rows:
+            if len(self._row_addresses) >= _MAX_ROW_SIZES:
+                self._row_addresses.clear()
+            starts = range(self.address, self.address + num_rows * row_nbytes, row_nbytes)
+            known = self._row_addresses[row_nbytes] = list(zip(starts, strict=True))
+        return known if len(known) == num_rows else known[:num_rows]
 
 
 class Stage:
@@ -24,13 +47,18 @@ class Stage:
 
     __slots__ = ("_flat", "address", "memory", "row_nbytes", "rows")
 
-    def __init__(self, memory: NDArray[np.uint8], num_rows: int, row_nbytes: int) -> None:
+    def __init__(self, memory: _Memory, num_rows: int, row_nbytes: int) -> None:
         self.memory = memory
-        self.address: int = memory.ctypes.data
+        self.address = memory.address
         self.row_nbytes = row_nbytes
-        flat = memory[: num_rows * row_nbytes]
+        flat = memory.array[: num_rows * row_nbytes]
         self.rows: NDArray[np.uint8] = flat.reshape(num_rows, row_nbytes)
         self._flat = flat.data
+
+    @property
+    def row_addresses(self) -> list[tuple[int]]:
+        """The address of each row, as range calls take them."""
+        return self.memory.row_addresses(len(self.rows), self.row_nbytes)
 
     def row(self, index: int) -> memoryview:
         """The bytes of one row."""
@@ -44,7 +72,7 @@ class Staging:
         self._store = store
         self.max_nbytes = max_nbytes
         self._changed = threading.Condition()
-        self._free: dict[int, list[NDArray[np.uint8]]] = {}
+        self._free: dict[int, list[_Memory]] = {}
         self._num_taken_nbytes = 0
         self._num_free_nbytes = 0
 
@@ -70,15 +98,15 @@ class Staging:
                 self._num_free_nbytes -= nbytes
             dropped = self._shrink()
         for each in dropped:
-            self._store.unregister_memory(each.ctypes.data)
+            self._store.unregister_memory(each.address)
         if memory is None:
-            memory = np.empty(nbytes, np.uint8)
-            self._store.register_memory(memory.ctypes.data, nbytes)
+            memory = _Memory(nbytes)
+            self._store.register_memory(memory.address, nbytes)
         return Stage(memory, num_rows, row_nbytes)
 
     def release(self, stage: Stage) -> None:
         """Give a stage back, when no call points at it any more."""
-        nbytes = len(stage.memory)
+        nbytes = stage.memory.nbytes
         with self._changed:
             self._num_taken_nbytes -= nbytes
             self._num_free_nbytes += nbytes
@@ -98,7 +126,7 @@ class Staging:
         """Bytes of stages that are in use, or in a call that doesn't come back."""
         return self._num_taken_nbytes
 
-    def _shrink(self) -> list[NDArray[np.uint8]]:
+    def _shrink(self) -> list[_Memory]:
         """Memory to let go, so that all of it stays within the limit whatever sizes were asked."""
         dropped = []
         while self._num_free_nbytes and (

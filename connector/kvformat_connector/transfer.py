@@ -12,7 +12,8 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future, TimeoutError
+from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 from kvformat.stores.protocol import Code
@@ -118,7 +119,9 @@ class Channel:
             left = deadline_s - self.call_age_s
             if left <= 0 and not future.done():
                 return False
-            wait([future], timeout=min(max(left, 0.001), _LOOK_AGAIN_S))
+            # What the job raised is for whoever asks the future.
+            with suppress(TimeoutError):
+                future.exception(min(max(left, 0.001), _LOOK_AGAIN_S))
         return True
 
     @property

@@ -22,6 +22,7 @@ from kvformat_connector.engine import (
 )
 from kvformat_connector.loading import LoadOutcome, LoadStep
 from kvformat_connector.messages import StepPlan, WorkerReport, merge_reports
+from kvformat_connector.needs import fails_by_block
 from kvformat_connector.objects import Rank, make_rows, wanted_blocks
 from kvformat_connector.probing import probe_store
 from kvformat_connector.saving import SaveStep
@@ -67,6 +68,14 @@ class Worker:
         self._clock = clock
         self._deadline_s = options.transfer_deadline_ms / 1e3
         self._addresses = layer_addresses(layout)
+        #: Layers of recurrent state: the engine has no hook for them, and they are right when all
+        #: of the step has been computed.
+        self._unhooked = [
+            address
+            for name, address in self._addresses.items()
+            if layout.groups[address.group].kind == "recurrent_state"
+            and self._ranks.has_layer(name)
+        ]
         self._rank: Rank | None = None
         self._bulk: BulkLoads | None = None
         self._load_channels = Channels("load")
@@ -81,6 +90,7 @@ class Worker:
         self._saves: SaveStep | None = None
         #: Saves of earlier steps that are not committed yet.
         self._pending: list[SaveStep] = []
+        self._save_wait_s = _SAVE_WAIT_S
         self._failed_block_ids: set[int] = set()
         self._tainted: set[str] = set()
         self._received: set[str] = set()
@@ -156,8 +166,12 @@ class Worker:
         saves, self._saves = self._saves, None
         tainted, self._tainted = self._tainted, set()
         if saves is not None:
+            for address in self._unhooked:
+                saves.put(address)
             saves.end(tainted)
             self._pending.append(saves)
+            # One step waits for a store that is too slow, the next ones don't.
+            self._save_wait_s = 0.0 if saves.found_no_stage else _SAVE_WAIT_S
 
     def take_failed_block_ids(self) -> set[int]:
         """Blocks that failed to load since the last call."""
@@ -243,8 +257,9 @@ class Worker:
                 rows,
                 self._save_channels.current,
                 self._copy_lane,
+                self._breaker,
                 self._counters,
-                _SAVE_WAIT_S,
+                self._save_wait_s,
             )
             self._saves.start()
 
@@ -296,7 +311,7 @@ class Worker:
             self._received.add(outcome.request_id)
             if not outcome.block_hashes:
                 continue
-            if len(self._layout.groups) == 1:
+            if fails_by_block(self._layout):
                 self._failed_block_ids |= outcome.block_ids
             else:
                 self._failed_requests.add(outcome.request_id)
@@ -313,6 +328,8 @@ class Worker:
             channel = self._save_channels.current
             if channel.call_age_s > self._deadline_s:
                 self._save_channels.leave(channel)
+                for step in self._pending:
+                    step.give_back_stages()
                 self._breaker.trip(f"saving: a call took more than {self._deadline_s:g} s")
         if not self._breaker.is_open:
             return True

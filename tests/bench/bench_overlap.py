@@ -10,7 +10,7 @@ and the layers before it are there.
 from __future__ import annotations
 
 import time
-from typing import Any, ClassVar
+from typing import Any
 
 from measure import Row, report, row
 from ranks import BenchRank, block_hashes, step
@@ -25,8 +25,10 @@ NUM_ROUNDS = 5
 class SlowStore(MemoryStore):
     """A layer's range call takes ``seconds``; headers come at once."""
 
-    seconds = 0.0
-    took: ClassVar[list[float]] = []
+    def __init__(self, uri: str) -> None:
+        super().__init__(uri)
+        self.seconds = 0.0
+        self.took: list[float] = []
 
     def get_ranges(self, keys: Any, addresses: Any, sizes: Any, offsets: Any) -> list[int]:
         if offsets[0][0] and self.seconds:

@@ -71,7 +71,6 @@ def attention(tensor_size: int, num_heads: int = 4) -> FullAttentionSpec:
         (SlidingWindowSpec(), "sliding_window", 48),
         (ChunkedLocalAttentionSpec(), "chunked_local", 64),
         (MambaSpec(), "recurrent_state", 0),
-        (MLAAttentionSpec(), "full_attention", 0),
     ],
 )
 def test_each_kind_of_group_is_an_object_of_its_own(
@@ -81,6 +80,14 @@ def test_each_kind_of_group_is_an_object_of_its_own(
     layout = derive_layout(VllmConfig(), cache(group(), group(spec, OTHER_NAMES)), options)
     assert layout.objects == ((0,), (1,))
     assert (layout.groups[1].kind, layout.groups[1].window) == (kind, window)
+
+
+def test_groups_that_live_and_die_together_share_an_object(options: Options) -> None:
+    """An engine splits layers of one window into groups of one size; their blocks come together."""
+    window = SlidingWindowSpec()
+    names = [[f"model.layers.{index}.w{part}" for index in range(2)] for part in range(2)]
+    groups = [group(window, names[0]), group(), group(window, names[1])]
+    assert derive_layout(VllmConfig(), cache(*groups), options).objects == ((0, 2), (1,))
 
 
 def test_full_attention_that_computes_with_a_window_keeps_every_block(options: Options) -> None:

@@ -25,8 +25,15 @@ def test_an_example_has_only_options_that_exist(path: Path) -> None:
 
 
 def test_there_are_examples() -> None:
-    """vLLM with a folder, vLLM with Mooncake, vllm-ascend with Mooncake."""
-    assert len(CONNECTORS) == 3
+    """vLLM with a folder, with Mooncake, as prefill and as decode; vllm-ascend with Mooncake."""
+    assert len(CONNECTORS) == 5
+
+
+def test_the_readme_names_every_example() -> None:
+    """No file of the folder is left for the reader to find."""
+    readme = (EXAMPLES.parent / "README.md").read_text()
+    for path in EXAMPLES.iterdir():
+        assert f"examples/{path.name}" in readme or f"[{path.name}]" in readme, path.name
 
 
 def test_the_mooncake_file_is_one_that_the_store_understands(

@@ -179,6 +179,24 @@ def test_a_store_too_slow_for_the_saves_bounds_memory_and_delay(
     until(lambda: not store.num_open_sessions)
 
 
+def test_memory_of_puts_that_wait_behind_a_hanging_one_is_used_again(
+    store: FaultyStore, valve: Valve
+) -> None:
+    """Only the stage in the call itself is kept: a store that is back isn't short of memory."""
+    store.before["put_ranges"] = valve
+    engine = SimulatedEngine(store, **FAST)
+    settle = engine.worker.settle
+    engine.worker.settle = lambda timeout_s: True  # type: ignore[method-assign]
+    engine.serve(Request("c", TOKENS))
+    staging = engine.worker._rank.save_staging  # type: ignore[union-attr]
+    before = staging.num_taken_nbytes
+    until(lambda: engine.step([]) == set() and engine.worker._breaker.is_open)
+    assert staging.num_taken_nbytes == before // 3  # three layers, one of them in the call
+    valve.opened.set()
+    assert settle(10)
+    assert staging.num_taken_nbytes == 0
+
+
 def test_two_canaries_that_cannot_be_read_open_the_breaker(
     store: FaultyStore, expected: list[list[bytes]]
 ) -> None:
@@ -264,3 +282,31 @@ def test_leases_are_renewed_before_they_end(
     SimulatedEngine(store).serve(Request("w", TOKENS))
     assert store.sizes["get_start"] == [NUM_FULL] * 4
     assert store.num_open_sessions == 0
+
+
+def test_a_store_that_tells_nothing_is_asked_again_only_when_a_probe_succeeds(
+    store: FaultyStore, expected: list[list[bytes]]
+) -> None:
+    """A dead master answers each question after seconds: one is asked, not one per request."""
+    SimulatedEngine(store).serve(Request("c", TOKENS))
+    warm = SimulatedEngine(store, breaker_retry_ms=20)
+    store.calls.clear()
+    store.bend["exists"] = lambda number, keys, codes: [Code.UNAVAILABLE] * len(codes)
+    for name in "abcdef":
+        assert warm.scheduler.match(Request(name, TOKENS), 0) == 0
+    lookups = warm.counters.snapshot()["lookup.calls"]
+    assert lookups == 1
+    del store.bend["exists"]
+    numbers = iter(range(10_000))
+    until(lambda: warm.scheduler.match(Request(f"w{next(numbers)}", TOKENS), 0))
+    assert warm.serve(Request("w", TOKENS)).kv == expected
+
+
+def test_keys_that_cannot_be_told_about_are_misses_alone(store: FaultyStore) -> None:
+    """Some keys that can't be told about are no reason to leave the store alone."""
+    SimulatedEngine(store).serve(Request("c", TOKENS))
+    warm = SimulatedEngine(store)
+    store.bend["exists"] = lambda number, keys, codes: [*codes[:3], *[Code.UNAVAILABLE] * 3]
+    assert warm.scheduler.match(Request("a", TOKENS), 0) == 3 * BLOCK_SIZE
+    assert warm.scheduler.match(Request("b", TOKENS), 0) == 3 * BLOCK_SIZE
+    assert warm.counters.snapshot()["lookup.calls"] == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -157,6 +158,37 @@ def test_ranks_add_up_and_an_idle_step_says_nothing() -> None:
     assert stats_of(first) is not None
     first.set("open_sessions", 1)
     assert stats_of(first) is None
+
+
+def metric_names() -> set[str]:
+    """The names under which Prometheus knows our metrics."""
+    from kvformat_connector.metrics import COUNTERS, GAUGES, PHASE_SECONDS
+
+    return {
+        *(f"{metric.name}_total" for metric in COUNTERS),
+        *(name for name, _, _ in GAUGES.values()),
+        PHASE_SECONDS,
+    }
+
+
+def test_the_dashboard_shows_every_metric_and_no_other() -> None:
+    """Each panel's expression is of metrics and labels that exist, and none is left out."""
+    from kvformat_connector.metrics import COUNTERS
+
+    dashboard = json.loads((CONNECTOR / "examples" / "grafana-dashboard.json").read_text())
+    expressions = [t["expr"] for panel in dashboard["panels"] for t in panel["targets"]]
+    found = {name for text in expressions for name in re.findall(r"vllm:\w+", text)}
+    assert {name.removesuffix("_bucket") for name in found} == metric_names()
+    labels = {metric.label for metric in COUNTERS} | {"", "phase", "le", "engine"}
+    for text in expressions:
+        for grouped in re.findall(r"by \(([^)]*)\)", text):
+            assert set(grouped.split(", ")) <= labels
+
+
+def test_the_readme_explains_every_metric_and_no_other() -> None:
+    """The guide's table and what is exported are one list."""
+    section = (CONNECTOR / "README.md").read_text().partition("## What the metrics mean")[2]
+    assert set(re.findall(r"`(vllm:\w+)`", section)) == metric_names()
 
 
 def test_a_real_engine_shows_its_hits(servers: Servers, tmp_path: Path) -> None:

@@ -244,3 +244,32 @@ def test_a_store_that_is_full_saves_what_it_can() -> None:
         assert counts["save.no_space"] + counts.get("save.blocks", 0) == 8 * NUM_FULL
         expect_idle(engine)
         store.close()
+
+
+def test_a_master_that_is_dead_costs_each_request_nothing() -> None:
+    """Case 38: kill -9, and requests go on without the pool, none of them waiting for it; when a
+    master is back, the pool fills again."""
+    with make_pool() as pool:
+        save(pool.uri)
+        with make_engine(pool.uri) as engine:
+            assert engine.serve(Request("w", TOKENS)).num_hit_tokens == NUM_FULL * BLOCK_SIZE
+            pool.kill("master")
+            engine.worker.settle, settle = (lambda timeout_s: True), engine.worker.settle  # type: ignore[method-assign]
+            started = time.monotonic()
+            for number in range(20):
+                tokens = [(number + token) % 250 for token in TOKENS]
+                assert engine.serve(Request(f"x{number}", tokens)).num_hit_tokens == 0
+            # Each question to a dead master takes 4.3 s. Twenty requests ask two or three.
+            assert time.monotonic() - started < 30
+            engine.worker.settle = settle  # type: ignore[method-assign]
+            counts = engine.counters.snapshot()
+            assert counts["lookup.calls"] <= 4
+            pool.start("master")
+            until_used_again(engine)
+
+            def is_saved() -> int:
+                assert engine.serve(Request("y", TOKENS)).kv == EXPECTED
+                return engine.scheduler.match(Request("z", TOKENS), 0)
+
+            until(is_saved, 60)
+            expect_idle(engine)

@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -45,7 +46,9 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     load_failure_policy: Literal["recompute", "fail"] = "recompute"
     num_new_tokens: int = 8
     engine_options: dict[str, Any] = {}
+    environment: dict[str, str] = {}  #: set before the engine starts
     together: bool = False  #: hand all prompts in before the first step
+    timeout_s: int = 180  #: the process is ended after so long
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,12 +63,24 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: str
 
 
+class RankReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One worker's counts, and what a connector that digests KV has noted of it."""
+
+    counters: dict[str, int] = {}
+    rejections: list[dict[str, Any]] = []
+    digests: dict[str, str] = {}
+
+
 class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What one engine came to; ``error`` names what stopped its start, if anything did."""
+    """What one engine came to; ``error`` names what stopped its start, if anything did.
+
+    ``worker`` adds up the counts of all worker ranks, ``ranks`` has those of each.
+    """
 
     answers: list[Answer] = []
     scheduler: dict[str, int] = {}
     worker: dict[str, int] = {}
+    ranks: list[RankReport] = []
     rejections: list[dict[str, Any]] = []
     namespace: str = ""
     metrics: dict[str, float] = {}  #: this connector's, by sample name and label value
@@ -140,13 +155,14 @@ def in_fork(function: Callable[[], Any], log: Path, timeout_s: int = 180) -> Any
     return msgspec.json.decode(answer)
 
 
-def run_engine(spec: EngineSpec, log: Path, timeout_s: int = 180) -> EngineReport:
+def run_engine(spec: EngineSpec, log: Path) -> EngineReport:
     """Run one engine in a fresh process."""
-    answer = in_fork(lambda: _serve(spec), log, timeout_s)
+    answer = in_fork(lambda: _serve(spec), log, spec.timeout_s)
     return msgspec.convert(answer, EngineReport)
 
 
 def _serve(spec: EngineSpec) -> EngineReport:
+    os.environ.update(spec.environment)
     from vllm import LLM, SamplingParams
     from vllm.config import KVTransferConfig
 
@@ -229,11 +245,7 @@ def _to_answer(output: Any, ttft_s: float) -> Answer:
 
 
 def _report(llm: Any, spec: EngineSpec, sampling: Any, answers: list[Answer]) -> EngineReport:
-    from vllm.distributed.kv_transfer import get_kv_transfer_group
-
-    worker: Any = get_kv_transfer_group()
-    # Objects are committed behind the engine's back; the counts are complete when all are.
-    worker.worker.settle(_SETTLE_LIMIT_S)
+    ranks = [msgspec.convert(found, RankReport) for found in llm.collective_rpc(_rank_report)]
     scheduler = llm.llm_engine.engine_core.engine_core.scheduler.connector
     if not spec.engine_options.get("disable_log_stats", True):
         # Saves end behind the engine's back; the steps of one more request collect their counts.
@@ -241,11 +253,26 @@ def _report(llm: Any, spec: EngineSpec, sampling: Any, answers: list[Answer]) ->
     return EngineReport(
         answers=answers,
         scheduler=scheduler.counters,
-        worker=worker.counters,
-        rejections=[msgspec.to_builtins(rejection) for rejection in worker.rejections],
+        worker=dict(sum((Counter(rank.counters) for rank in ranks), Counter())),
+        ranks=ranks,
+        rejections=[rejection for rank in ranks for rejection in rank.rejections],
         namespace=scheduler.namespace,
         metrics=_metrics(),
     )
+
+
+def _rank_report(engine_worker: object) -> dict[str, Any]:
+    """Runs in a worker's process. Objects are committed behind the engine's back; the counts are
+    complete when all are."""
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    connector: Any = get_kv_transfer_group()
+    connector.worker.settle(_SETTLE_LIMIT_S)
+    return {
+        "counters": connector.counters,
+        "rejections": [msgspec.to_builtins(rejection) for rejection in connector.rejections],
+        "digests": getattr(connector, "digests", {}),
+    }
 
 
 def _metrics() -> dict[str, float]:

@@ -7,6 +7,7 @@ joined. Cuts come last, from the whole.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import Any, Final
 
 import msgspec
@@ -48,9 +49,10 @@ def derive_layout(
     Raises ``ConfigError``: ``config_unsupported`` for what can't be described,
     ``config_missing`` where the weights can't be identified.
     """
-    own = describe_stage(vllm_config, kv_cache_config)
-    groups = _joined([own] if stages is None else stages)
-    stage_sizes = [[_num_layers(group) for group in stage] for stage in stages or [own]]
+    if stages is None:
+        stages = [describe_stage(vllm_config, kv_cache_config)]
+    groups = _joined(stages)
+    stage_sizes = [[_num_layers(group) for group in stage] for stage in stages]
     config = vllm_config.model_config
     return Layout(
         identity=Identity(
@@ -65,7 +67,7 @@ def derive_layout(
         ),
         hash=hash_recipe(vllm_config.cache_config, kv_cache_config),
         groups=groups,
-        objects=tuple((index,) for index in range(len(groups))),
+        objects=_objects(groups),
         grid=ShardGrid(
             head_shards=_head_shards(groups, ranks_of(vllm_config.parallel_config), options),
             layer_starts=_layer_starts(groups, stage_sizes, config, options),
@@ -73,14 +75,20 @@ def derive_layout(
     )
 
 
-def describe_stage(vllm_config: Any, kv_cache_config: Any) -> StageGroups:
-    """The groups of this process's pipeline stage. Raises ``ConfigError`` like the layout."""
+def describe_stage(
+    vllm_config: Any, kv_cache_config: Any, known: Sequence[Group] = ()
+) -> StageGroups:
+    """The groups of this process's pipeline stage, with the components of ``known`` groups.
+
+    Raises ``ConfigError`` like the layout.
+    """
     _refuse_context_parallel(vllm_config.parallel_config)
     ranks = ranks_of(vllm_config.parallel_config)
     device = _device()
     return tuple(
-        describe_group(vllm_config, group, ranks, device)
-        for group in kv_cache_config.kv_cache_groups
+        describe_group(vllm_config, group, ranks, device, told)
+        for group, told in zip_longest(kv_cache_config.kv_cache_groups, known)
+        if group is not None
     )
 
 
@@ -128,9 +136,9 @@ def adopt_layout(
     options: Options,
     notices: Mapping[Any, LayoutNotice],
 ) -> Layout:
-    """The layout of an engine of several pipeline stages, for the scheduler, which is told of the
-    first stage's layers only: the workers' own, where all of them have one and it agrees with
-    what the scheduler knows.
+    """The layout of an engine, for the scheduler, which is told of the first pipeline stage's
+    layers only, and of one spec for a whole group: the workers' own, where all of them have one
+    and it agrees with what the scheduler knows.
 
     Raises ``HandshakeError`` like :func:`require_same_layout`, or where there are no workers.
     """
@@ -138,7 +146,7 @@ def adopt_layout(
         raise HandshakeError(Reason.HANDSHAKE_REFUSED, "no worker told its KV layout")
     theirs = parse_manifest(next(iter(notices.values())).manifest)
     require_same_layout(theirs, notices)
-    first_stage = describe_stage(vllm_config, kv_cache_config)
+    first_stage = describe_stage(vllm_config, kv_cache_config, theirs.groups)
     rest = tuple(
         None
         if len(group.layers) == _num_layers(known)
@@ -171,6 +179,17 @@ def _joined(stages: Sequence[StageGroups]) -> tuple[Group, ...]:
         layers: list[Layer] = [layer for part in present for layer in part.layers]
         groups.append(msgspec.structs.replace(present[0], layers=tuple(layers)))
     return tuple(groups)
+
+
+def _objects(groups: Sequence[Group]) -> tuple[tuple[int, ...], ...]:
+    """Groups whose blocks live and die together share an object: those of one kind and window.
+
+    An engine splits such layers into several groups only to have groups of one size.
+    """
+    alike: dict[tuple[str, int, int], list[int]] = {}
+    for index, group in enumerate(groups):
+        alike.setdefault((group.kind, group.block_size, group.window), []).append(index)
+    return tuple(tuple(indices) for indices in alike.values())
 
 
 def _num_layers(group: Group | None) -> int:

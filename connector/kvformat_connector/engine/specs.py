@@ -43,12 +43,16 @@ _PLAIN_FIELDS: Final[tuple[tuple[str, object], ...]] = (
 )
 
 
-def describe_group(vllm_config: Any, group: Any, ranks: Ranks, device: str) -> Group | None:
+def describe_group(
+    vllm_config: Any, group: Any, ranks: Ranks, device: str, known: Group | None = None
+) -> Group | None:
     """One KV cache group, or None where this pipeline stage has no layer of it.
 
     Args:
         vllm_config, group: the engine's ``VllmConfig`` and ``KVCacheGroupSpec``.
         device: ``cpu`` or ``npu``; their kernels order the elements of a block differently.
+        known: what a worker says of the group. Its components are taken, because the scheduler is
+            told the spec of a group's first layer only, whatever the others have.
 
     Raises ``ConfigError`` with reason ``config_unsupported`` that names layer and field.
     """
@@ -60,6 +64,7 @@ def describe_group(vllm_config: Any, group: Any, ranks: Ranks, device: str) -> G
             refuse("kv_cache_groups", f"{field}={value}", f"only {field}={plain} is described")
     first_name, first = next(iter(specs.items()))
     kind, window = _kind(first_name, first)
+    told = {} if known is None else {layer.name: layer.components for layer in known.layers}
     parts: dict[str, tuple[Component, ...]] = {}
     for name, spec in specs.items() if device != "npu" else attention_first(specs):
         if _kind(name, spec) != (kind, window):
@@ -69,7 +74,9 @@ def describe_group(vllm_config: Any, group: Any, ranks: Ranks, device: str) -> G
                 f"layer {first_name} of the same group has {type(first).__name__}",
             )
         layer = hooked_layer(name, specs) if device == "npu" else name
-        parts[layer] = parts.get(layer, ()) + _components(vllm_config, name, spec, ranks, device)
+        parts[layer] = told.get(layer) or parts.get(layer, ()) + _components(
+            vllm_config, name, spec, ranks, device
+        )
     layers = tuple(Layer(name=name, components=components) for name, components in parts.items())
     return Group(kind=kind, block_size=first.block_size, window=window, layers=layers)
 

@@ -6,6 +6,7 @@ Mooncake is imported when a client is opened, never before.
 from __future__ import annotations
 
 import importlib
+import os
 import socket
 import threading
 from collections.abc import Callable
@@ -29,6 +30,7 @@ _SESSION_METHODS = (
     "batch_get_session_end",
 )
 _REACH_LIMIT_S = 2.0
+_RPC_LIMIT_MS = 3000
 # The header of a request for no function, in the framing of the master's RPC (coro_rpc): a magic
 # byte and 19 more. A master answers that there is no such function.
 _EMPTY_REQUEST = b"\x15" + bytes(19)
@@ -191,6 +193,9 @@ def _missing(kind: Any) -> list[str]:
 
 def _new_client(versions: MooncakeVersions) -> Client:
     found = f"found {versions.distribution} {versions.version}"
+    # Read when the module is imported. Mooncake's own limit of 30 s would stop an engine that asks
+    # a frozen master.
+    os.environ.setdefault("MC_RPC_TIMEOUT_MS", str(_RPC_LIMIT_MS))
     try:
         module = importlib.import_module("mooncake.store")
     except ImportError as error:

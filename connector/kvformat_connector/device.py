@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,9 @@ from kvformat.placement import Region
 
 Indices = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
+
+#: Blocks in a row that are worth a copy of their own.
+_LEAST_RUN: Final = 4
 
 
 class Piece(NamedTuple):

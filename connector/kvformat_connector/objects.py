@@ -269,10 +269,10 @@ class Rank:
         bytes by key, or a code."""
         limits = self.pace.limits
         nbytes, num_keys = stage.row_nbytes, len(keys)
-        if stage_rows is None and num_keys <= limits.max_rows:
-            if num_keys * nbytes <= limits.max_nbytes:
-                ranges = stage.row_addresses, [(nbytes,)] * num_keys, [(offset,)] * num_keys
-                return self._move(asking, call, keys, *ranges)
+        fits = num_keys <= limits.max_rows and num_keys * nbytes <= limits.max_nbytes
+        if stage_rows is None and fits:
+            ranges = stage.row_addresses, [(nbytes,)] * num_keys, [(offset,)] * num_keys
+            return self._move(asking, call, keys, *ranges)
         if stage_rows is None:
             stage_rows = np.arange(num_keys)
         totals = [0] * num_keys

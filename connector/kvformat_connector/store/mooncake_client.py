@@ -193,8 +193,8 @@ def _missing(kind: Any) -> list[str]:
 
 def _new_client(versions: MooncakeVersions) -> Client:
     found = f"found {versions.distribution} {versions.version}"
-    # Read when the module is imported. Mooncake's own limit of 30 s would stop an engine that asks a
-    # frozen master.
+    # Read when the module is imported. Mooncake's own limit of 30 s would stop an engine that asks
+    # a frozen master.
     os.environ.setdefault("MC_RPC_TIMEOUT_MS", str(_RPC_LIMIT_MS))
     try:
         module = importlib.import_module("mooncake.store")

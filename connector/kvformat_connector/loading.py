@@ -156,7 +156,7 @@ class LoadStep:
         self._channels.leave(self._channel)
         detail = f"a call took more than {self._deadline_s:g} s"
         self._failures.add_all(self._rows, DEADLINE, detail)
-        self._breaker.trip(f"loading: {detail}", self._rows[0].keys[:1])
+        self._breaker.trip(f"loading: {detail}", [rows.keys[0] for rows in self._rows[:1]])
 
     def _submit_up_to(self, num_layers: int) -> None:
         for address in self._rank.sequence[len(self._layers) : num_layers]:

@@ -269,8 +269,8 @@ class Rank:
         bytes by key, or a code."""
         limits = self.pace.limits
         nbytes, num_keys = stage.row_nbytes, len(keys)
-        is_one_call = num_keys <= limits.max_rows and num_keys * nbytes <= limits.max_nbytes
-        if stage_rows is None and is_one_call:
+        fits = num_keys <= limits.max_rows and num_keys * nbytes <= limits.max_nbytes
+        if stage_rows is None and fits:
             ranges = stage.row_addresses, [(nbytes,)] * num_keys, [(offset,)] * num_keys
             return self._move(asking, call, keys, *ranges)
         if stage_rows is None:

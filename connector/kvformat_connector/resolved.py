@@ -121,6 +121,24 @@ IGNORED_FIELDS: Final[dict[str, tuple[str, ...]]] = {
         "cache_config.user_specified_block_size",
         "cache_config._block_size_resolved",
     ),
+    "names, places and ranks of a draft; its weights are the value draft_weights": (
+        "speculative_config.model",
+        "speculative_config.revision",
+        "speculative_config.code_revision",
+        "speculative_config.target_model_config",
+        "speculative_config.target_parallel_config",
+        "speculative_config.draft_parallel_config",
+        "speculative_config.draft_tensor_parallel_size",
+        "speculative_config.tensor_parallel_size",
+        "speculative_config.draft_load_config",
+    ),
+    "how many tokens are drafted and which of them are taken; no KV of those that aren't": (
+        "speculative_config.num_speculative_tokens",
+        "speculative_config.rejection_sample_method",
+        "speculative_config.synthetic_acceptance_rates",
+        "speculative_config.synthetic_acceptance_length",
+        "speculative_config.draft_sample_method",
+    ),
     "said by the layout itself: groups, axes, hash recipe": (
         "cache_config.block_size",
         "cache_config.hash_block_size",
@@ -131,7 +149,11 @@ IGNORED_FIELDS: Final[dict[str, tuple[str, ...]]] = {
     ),
 }
 
-_IGNORED: Final = frozenset(name for names in IGNORED_FIELDS.values() for name in names)
+_NAMED: Final = frozenset(name for names in IGNORED_FIELDS.values() for name in names)
+#: What doesn't matter of a model doesn't matter of a draft either.
+_IGNORED: Final = _NAMED | {
+    f"speculative_config.draft_{name}" for name in _NAMED if name.startswith("model_config.")
+}
 _BAD_NAME_BYTE: Final = re.compile(r"[^A-Za-z0-9_.\-\[\]]")
 _MAX_NAME: Final = 255
 _MAX_DEPTH: Final = 12

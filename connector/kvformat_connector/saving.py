@@ -16,7 +16,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from concurrent.futures import Future
 from typing import Final
 
@@ -55,7 +55,11 @@ class SaveStep:
         breaker: Breaker,
         counters: Counters,
         wait_s: float,
+        *,
+        may_commit_early: bool = False,
     ) -> None:
+        """``may_commit_early``: nothing in this step can taint what it computes, so an object is
+        committed as soon as its own last layer is written."""
         self._rank = rank
         self._rows = rows
         self._channel = channel
@@ -65,6 +69,8 @@ class SaveStep:
         #: How long this step may wait for stages that earlier puts still hold.
         self._wait_left_s = wait_s
         self._sessions = PutSessions(rank.store, channel)
+        self._may_commit_early = may_commit_early
+        self._committed: set[int] = set()
         self._copied: list[Future[None]] = []
         self._put: set[LayerAddress] = set()
         self._done: Future[None] | None = None
@@ -174,6 +180,8 @@ class SaveStep:
                 with self._lock:
                     self._queued[id(stage)] = stage
                 self._channel.submit(self._guarded, self._put_stage, rows, layer, chunk, stage)
+            if self._may_commit_early and self._written[id(rows)].all():
+                self._channel.submit(self._guarded, self._commit_rows, rows, frozenset())
 
     def _take_stage(self, num_rows: int, row_nbytes: int) -> Stage | None:
         started = time.perf_counter()
@@ -229,18 +237,26 @@ class SaveStep:
         if self._sessions.are_too_old:
             self._give_up()
         for rows in self._rows:
-            live = rows.live_rows
-            if not self._written[id(rows)].all():
-                self._counters.add("save.incomplete", len(live))
+            if id(rows) in self._committed:
                 continue
-            clean = [row for row in live.tolist() if tainted.isdisjoint(rows.owners_of(row))]
-            self._counters.add("save.tainted", len(live) - len(clean))
-            object_map = rows.template.object_map
-            staging = self._rank.header_staging
-            indices = np.array(clean, np.int64)
-            for chunk in self._rank.chunks(indices, object_map.header_nbytes, staging):
-                self._commit_chunk(rows, chunk)
+            if self._written[id(rows)].all():
+                self._commit_rows(rows, tainted)
+            else:
+                self._counters.add("save.incomplete", len(rows.live_rows))
         self._counters.observe("commit", time.perf_counter() - self._ended_at)
+
+    def _commit_rows(self, rows: Rows, tainted: Set[str]) -> None:
+        if self._sessions.are_too_old:
+            self._give_up()
+        self._committed.add(id(rows))
+        live = rows.live_rows
+        clean = [row for row in live.tolist() if tainted.isdisjoint(rows.owners_of(row))]
+        self._counters.add("save.tainted", len(live) - len(clean))
+        object_map = rows.template.object_map
+        staging = self._rank.header_staging
+        indices = np.array(clean, np.int64)
+        for chunk in self._rank.chunks(indices, object_map.header_nbytes, staging):
+            self._commit_chunk(rows, chunk)
 
     def _commit_chunk(self, rows: Rows, chunk: Indices) -> None:
         self._write_headers(rows, chunk)

@@ -24,6 +24,8 @@ from kvformat_connector.stats import Counters
 
 #: The engine's block that stands where a window or a state has none.
 _NULL_BLOCK: Final = 0
+#: Of so few layers, layerwise loading could hide two thirds of a transfer at best.
+_FEW_LAYERS: Final = 3
 
 BlockIds = tuple[list[int], ...]
 
@@ -33,9 +35,13 @@ def load_mode(layout: Layout, ranks: Ranks, options: Options) -> LoadMode:
 
     In bulk where a layer can't be waited for: where the engine can't compute anew a part of what
     failed during a step, and in a pipeline, whose later stages compute on what an earlier one
-    failed to load before anybody can tell them.
+    failed to load before anybody can tell them. ``auto`` also takes bulk loads where a model has so
+    few layers that computing one hides little of the transfer of the others.
     """
     if not fails_by_block(layout) or ranks.num_stages > 1 or options.use_layerwise is False:
+        return "bulk"
+    num_layers = sum(len(group.layers) for group in layout.groups)
+    if options.use_layerwise == "auto" and num_layers <= _FEW_LAYERS:
         return "bulk"
     return "layerwise"
 

@@ -260,6 +260,10 @@ class Worker:
                 self._breaker,
                 self._counters,
                 self._save_wait_s,
+                # A load that fails in this step would taint what is computed after it.
+                may_commit_early=not any(
+                    step.loads and step.load_mode == "layerwise" for step in plan.requests
+                ),
             )
             self._saves.start()
 

@@ -49,8 +49,10 @@ def test_a_hundred_thousand_blocks_leave_nothing_behind() -> None:
         for name in engine.memory:
             engine.worker.save_layer(name)
         engine.worker.end_step()
+        if step_number % 50 == 49:
+            # On a busy machine the store's thread would fall behind, and saves be left out.
+            assert engine.worker.settle(60)
         if step_number in (799, 1999):
-            assert engine.worker.settle(20)
             store.sizes.clear()
             gc.collect()
             held.append(sys.getallocatedblocks())

@@ -6,11 +6,14 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from simulated_engine import make_layout
 
 from kvformat.errors import ConfigError, Reason
 from kvformat.stores.file import FileStore
 from kvformat_connector.config import NO_LIMIT, Options, directions, parse_options
+from kvformat_connector.engine import Ranks
 from kvformat_connector.ported import without_effect
+from kvformat_connector.scheduler import load_mode
 from kvformat_connector.store.mooncake_options import parse_mooncake_options
 
 STORE = {"store": "memory://"}
@@ -50,7 +53,7 @@ STORE = {"store": "memory://"}
         ({"backend": "yuanrong"}, Reason.CONFIG_VALUE, "yuanrong"),
         ({}, Reason.CONFIG_MISSING, "store"),
         ({"store": "file:///a", "backend": "mooncake"}, Reason.CONFIG_CONFLICT, "mooncake"),
-        ({**STORE, "use_layerwise": False}, Reason.CONFIG_UNSUPPORTED, "use_layerwise"),
+        ({**STORE, "use_layerwise": "never"}, Reason.CONFIG_VALUE, "use_layerwise"),
         ({**STORE, "verify": "header"}, Reason.CONFIG_UNSUPPORTED, "verify"),
     ],
 )
@@ -75,6 +78,22 @@ def test_options_are_parsed_once_into_a_frozen_struct() -> None:
     assert options.layerwise_max_transfer_blocks == Options().layerwise_max_transfer_blocks
     with pytest.raises(AttributeError):
         options.tenant = "other"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("use_layerwise", "num_layers", "expected"),
+    [
+        (True, 1, "layerwise"),
+        (True, 8, "layerwise"),
+        (False, 8, "bulk"),
+        ("auto", 3, "bulk"),
+        ("auto", 4, "layerwise"),
+    ],
+)
+def test_how_requests_are_loaded(use_layerwise: object, num_layers: int, expected: str) -> None:
+    """As the option says; ``auto`` takes bulk loads where there are few layers."""
+    options = parse_options({**STORE, "use_layerwise": use_layerwise})
+    assert load_mode(make_layout(num_layers=num_layers), Ranks(), options) == expected
 
 
 def test_a_vllm_ascend_backend_names_a_store() -> None:

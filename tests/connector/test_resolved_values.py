@@ -111,3 +111,32 @@ def test_every_ignored_value_has_a_reason() -> None:
     names = [name for names in IGNORED_FIELDS.values() for name in names]
     assert len(names) == len(set(names))
     assert not [name for name in names if name.split(".")[0] in IGNORED_SECTIONS]
+
+
+@dataclass
+class SpeculativeConfig:
+    num_speculative_tokens: int = 2
+    method: str = "draft_model"
+    draft_model_config: ModelConfig = field(default_factory=ModelConfig)
+    target_model_config: ModelConfig = field(default_factory=ModelConfig)
+
+
+@dataclass
+class WithDraft:
+    model_config: ModelConfig = field(default_factory=ModelConfig)
+    speculative_config: SpeculativeConfig | None = field(default_factory=SpeculativeConfig)
+
+
+def test_a_draft_counts_by_what_it_is_and_not_by_where_it_lies() -> None:
+    """The draft's KV is in the objects: its configuration counts, its path and the number of
+    drafted tokens don't, and the model is not listed twice."""
+    values = config_values(WithDraft())
+    assert values["speculative_config.draft_model_config.rope_scale"] == "0.1"
+    assert not [name for name in values if "target_model_config" in name]
+    moved = WithDraft()
+    assert moved.speculative_config is not None
+    moved.speculative_config.num_speculative_tokens = 5
+    moved.speculative_config.draft_model_config.model = "/elsewhere"
+    assert config_values(moved) == values
+    moved.speculative_config.draft_model_config.rope_scale = 0.2
+    assert config_values(moved) != values

@@ -54,6 +54,19 @@ def test_a_fresh_engine_answers_from_the_store(servers: Servers, filled: Filled)
     expect_warm(cold, servers.run(store=uri, prompts=PROMPTS))
 
 
+def test_bulk_loads_answer_the_same(servers: Servers, filled: Filled, tmp_path: Path) -> None:
+    """With ``use_layerwise: false`` whole objects are loaded before a request starts: the same
+    answers, and an object with a flipped bit is rejected and its request recomputed."""
+    uri, cold = copy_of(filled[0], tmp_path), filled[1]
+    bulk = {"use_layerwise": False}
+    expect_warm(cold, servers.run(store=uri, prompts=PROMPTS, options=bulk))
+    victim = read_contents(uri, cold.namespace).keys[7]
+    flip_byte(uri, victim, 5)
+    report = servers.run(store=uri, prompts=PROMPTS, options=bulk)
+    assert [r["reason"] for r in report.rejections] == ["checksum_mismatch"]
+    assert tokens(report) == tokens(cold)
+
+
 def test_zeroed_kv_gives_other_answers(servers: Servers, filled: Filled) -> None:
     """The negative control: hits are claimed and the KV zeroed. Equal tokens would mean that the
     comparison above can't tell right KV from wrong."""

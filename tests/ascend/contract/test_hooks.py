@@ -101,6 +101,18 @@ def test_a_fresh_engine_answers_from_the_store(site: Site) -> None:
     assert "save.blocks" not in warm.connector.counters
 
 
+def test_whole_objects_are_loaded_before_the_request_runs(site: Site) -> None:
+    """With ``use_layerwise`` off the request waits in steps without a forward, for which vLLM 0.30
+    ends nothing; no layer hook is needed, and the answer is the same."""
+    first = site.serve()
+    with site.engine(use_layerwise=False) as warm:
+        second = warm.serve(PROMPT)
+    assert second.num_hit_tokens == NUM_BLOCKS * BLOCK_SIZE
+    assert warm.connector.counters["load.blocks"] == NUM_BLOCKS
+    assert warm.connector.rejections == []
+    assert second.token_ids == first.token_ids
+
+
 def test_objects_hold_the_bytes_of_the_tensors(site: Site) -> None:
     """What is stored is the tensors' bytes, component by component in the order of the tuple, and
     a fresh engine's cache holds them again."""

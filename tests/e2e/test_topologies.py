@@ -153,8 +153,8 @@ def test_two_stages_and_one_share_layers(engines: Engines, store: str) -> None:
     ids=["sliding and full", "sliding"],
 )
 def test_windows(engines: Engines, store: str, name: str, num_objects: int) -> None:
-    """A window of 64 tokens is loaded as its last two blocks; groups of one window share an
-    object; zeros in place of what was loaded give other answers."""
+    """A window of 64 tokens is loaded as its last two blocks, groups of one window in one object
+    each; answers are equal to the bit."""
     cold = engines.run(name, store, FIRST, SECOND)
     warm = engines.run(name, store, FIRST, SECOND)
     assert hits(warm) == [256, 128]
@@ -185,4 +185,17 @@ def test_layers_of_a_draft_are_in_the_object(engines: Engines, store: str) -> No
     cold = engines.run("Llama", store, FIRST, SECOND, engine=engine)
     warm = engines.run("Llama", store, FIRST, SECOND, engine=engine)
     assert hits(warm) == [256, 128]
+    assert tokens(warm) == tokens(cold)
+
+
+def test_recurrent_state_and_full_attention(engines: Engines, store: str) -> None:
+    """Gated delta nets beside full attention, in blocks of 1056 tokens that the engine chose: the
+    blocks of attention and one state, all three groups of states in one object, are loaded."""
+    prompt = make_prompt(2200, 7)
+    engine = {"dtype": "bfloat16", "max_model_len": 4096}
+    cold = engines.run("Qwen3Next", store, prompt, engine=engine)
+    assert cold.worker["save.blocks"] == 2 + 1
+    warm = engines.run("Qwen3Next", store, prompt, engine=engine)
+    assert hits(warm) == [2112]
+    assert warm.worker["load.blocks"] == 2 + 1
     assert tokens(warm) == tokens(cold)

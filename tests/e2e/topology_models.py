@@ -36,7 +36,7 @@ _ARCHITECTURES = {
         "DeepseekV2ForCausalLM",
         "DeepseekV2Config",
         "num_hidden_layers=3, kv_lora_rank=512, qk_rope_head_dim=64, qk_nope_head_dim=32, "
-        "v_head_dim=32, q_lora_rank=None, n_routed_experts=4, first_k_dense_replace=3",
+        "v_head_dim=32, head_dim=64, q_lora_rank=None, n_routed_experts=4, first_k_dense_replace=3",
     ),
     "Llama": ("LlamaForCausalLM", "LlamaConfig", "num_hidden_layers=4"),
     "LlamaDraft": ("LlamaForCausalLM", "LlamaConfig", "num_hidden_layers=1"),

@@ -10,7 +10,7 @@ _SHAPE = """
 shape = dict(
     vocab_size=512, hidden_size=128, intermediate_size=128, num_attention_heads=4,
     num_key_value_heads=2, head_dim=32, max_position_embeddings=4096, initializer_range={init},
-    bos_token_id=1, eos_token_id=2, pad_token_id=0, tie_word_embeddings=False,
+    bos_token_id=1, eos_token_id=2, pad_token_id=0,
 )
 """
 

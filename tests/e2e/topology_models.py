@@ -19,11 +19,6 @@ shape = dict(
 _ARCHITECTURES = {
     "Gemma3": ("Gemma3ForCausalLM", "Gemma3TextConfig", "num_hidden_layers=6, sliding_window=64"),
     "Mistral": ("MistralForCausalLM", "MistralConfig", "num_hidden_layers=3, sliding_window=64"),
-    "GptOss": (
-        "GptOssForCausalLM",
-        "GptOssConfig",
-        "num_hidden_layers=4, sliding_window=64, num_local_experts=4, num_experts_per_tok=2",
-    ),
     "Qwen3Next": (
         "Qwen3NextForCausalLM",
         "Qwen3NextConfig",
@@ -32,14 +27,7 @@ _ARCHITECTURES = {
         "num_experts=4, num_experts_per_tok=2, moe_intermediate_size=64, "
         "shared_expert_intermediate_size=64, decoder_sparse_step=1",
     ),
-    "DeepseekV2": (
-        "DeepseekV2ForCausalLM",
-        "DeepseekV2Config",
-        "num_hidden_layers=3, kv_lora_rank=512, qk_rope_head_dim=64, qk_nope_head_dim=32, "
-        "v_head_dim=32, head_dim=64, q_lora_rank=None, n_routed_experts=4, first_k_dense_replace=3",
-    ),
     "Llama": ("LlamaForCausalLM", "LlamaConfig", "num_hidden_layers=4"),
-    "LlamaDraft": ("LlamaForCausalLM", "LlamaConfig", "num_hidden_layers=1"),
 }
 
 _PROGRAM = """

@@ -30,9 +30,10 @@ from kvformat_connector.engine import (
     require_same_layout,
     stage_ranks,
 )
+from kvformat_connector.events import StoredEvents
 from kvformat_connector.messages import LayoutNotice, StepPlan, WorkerReport, merge_reports
 from kvformat_connector.metrics import ConnectorStats, PrometheusMetrics
-from kvformat_connector.needs import fails_by_block
+from kvformat_connector.needs import fails_by_block, object_needs
 from kvformat_connector.ported import without_effect
 from kvformat_connector.scheduler import Scheduler, load_mode
 from kvformat_connector.starting import log_versions, open_checked_store
@@ -40,7 +41,10 @@ from kvformat_connector.stats import Counters, Rejection
 from kvformat_connector.worker import Worker
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from vllm.config import VllmConfig
+    from vllm.distributed.kv_events import KVCacheEvent
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
     from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
         KVConnectorPromMetrics,
@@ -116,6 +120,9 @@ class KVFormatConnector(KVConnectorBase_V1, SupportsHMA):
         self._source = f"worker {self._rank}" if is_worker else "scheduler"
         self._scheduler: Scheduler | None = None
         self._worker: Worker | None = None
+        events = vllm_config.kv_events_config
+        self._publishes_events = events is not None and events.enable_kv_cache_events
+        self._events: StoredEvents | None = None
         #: The layer that was waited for last: what a hook without a name means.
         self._layer = ""
         if role == KVConnectorRole.SCHEDULER:
@@ -159,6 +166,9 @@ class KVFormatConnector(KVConnectorBase_V1, SupportsHMA):
                 may_save=may_save,
                 load_mode=load_mode(layout, self._ranks, self._options),
             )
+            if self._publishes_events:
+                needs = object_needs(layout, namespace)
+                self._events = StoredEvents(needs, layout.hash.block_size)
         else:
             self._worker = Worker(
                 layout,
@@ -168,6 +178,7 @@ class KVFormatConnector(KVConnectorBase_V1, SupportsHMA):
                 self._counters,
                 rank=self._rank,
                 ranks=self._ranks,
+                tells_stored=self._publishes_events,
             )
 
     @property
@@ -318,23 +329,38 @@ class KVFormatConnector(KVConnectorBase_V1, SupportsHMA):
         self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
     ) -> None:
         self.scheduler.allocated(request, num_external_tokens, blocks.get_block_ids)
+        if self._events is not None:
+            self._events.track(request)
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
-        return StepMetadata(self.scheduler.plan_step(scheduler_output))
+        plan = self.scheduler.plan_step(scheduler_output)
+        if self._events is not None:
+            self._events.planned(plan)
+        return StepMetadata(plan)
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         meta = connector_output.kv_connector_worker_meta
         if isinstance(meta, ReportMetadata):
             self.scheduler.reported(meta.report)
+            if self._events is not None:
+                self._events.stored(meta.report.stored)
+
+    def take_events(self) -> Iterable[KVCacheEvent]:
+        return () if self._events is None else self._events.take()
 
     def request_finished(
         self, request: Request, block_ids: list[int]
     ) -> tuple[bool, dict[str, Any] | None]:
-        self.scheduler.finished(request.request_id)
+        self._finished(request.request_id)
         return False, None
 
     def request_finished_all_groups(
         self, request: Request, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        self.scheduler.finished(request.request_id)
+        self._finished(request.request_id)
         return False, None
+
+    def _finished(self, request_id: str) -> None:
+        self.scheduler.finished(request_id)
+        if self._events is not None:
+            self._events.forget(request_id)

@@ -71,17 +71,26 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
     acknowledged: dict[int, int] = {}
 
 
+class StoredBlock(msgspec.Struct, frozen=True):
+    """An object, in whatever shard, that a worker has committed."""
+
+    object_index: int
+    block_hash: bytes
+
+
 class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     """Loads that failed: the number of the report by rank, the blocks that nobody should be
     promised for a while, and where in memory garbage stands for them.
 
     ``store_down[rank]`` is told when it changes: while it's true the rank loads and saves nothing.
+    ``stored`` is told where the engine publishes cache events.
     """
 
     numbers: dict[int, int] = {}
     failed_hashes: list[bytes] = []
     failed_block_ids: list[int] = []
     store_down: dict[int, bool] = {}
+    stored: list[StoredBlock] = []
 
 
 def merge_reports(first: WorkerReport, second: WorkerReport) -> WorkerReport:
@@ -91,6 +100,7 @@ def merge_reports(first: WorkerReport, second: WorkerReport) -> WorkerReport:
         failed_hashes=[*first.failed_hashes, *second.failed_hashes],
         failed_block_ids=[*first.failed_block_ids, *second.failed_block_ids],
         store_down={**first.store_down, **second.store_down},
+        stored=[*first.stored, *second.stored],
     )
 
 

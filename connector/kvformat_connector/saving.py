@@ -29,6 +29,7 @@ from kvformat.stores.protocol import Code
 from kvformat_connector.answers import code_name
 from kvformat_connector.breaker import Breaker
 from kvformat_connector.engine import LayerAddress
+from kvformat_connector.messages import StoredBlock
 from kvformat_connector.objects import Indices, ObjectLayer, Rank, Rows
 from kvformat_connector.sessions import PutSessions
 from kvformat_connector.staging import Stage
@@ -75,6 +76,8 @@ class SaveStep:
         self._put: set[LayerAddress] = set()
         self._done: Future[None] | None = None
         self._ended_at = 0.0
+        #: Object index and block hash of what has been committed.
+        self.committed: list[StoredBlock] = []
         self._found_no_stage = False
         #: Stages that no call has been given yet.
         self._queued: dict[int, Stage] = {}
@@ -265,7 +268,10 @@ class SaveStep:
         self._drop(
             rows, {row: code for row, code in zip(whole, codes, strict=True) if code != Code.OK}
         )
-        num_saved = sum(code == Code.OK for code in codes)
+        object_index = rows.template.object_map.object_index
+        saved = [row for row, code in zip(whole, codes, strict=True) if code == Code.OK]
+        self.committed += [StoredBlock(object_index, rows.block_hashes[row]) for row in saved]
+        num_saved = len(saved)
         self._counters.add("save.blocks", num_saved)
         self._counters.add("save.nbytes", num_saved * rows.template.object_map.nbytes)
 

@@ -21,7 +21,7 @@ from kvformat_connector.engine import (
     merge_over_tensor_ranks,
 )
 from kvformat_connector.loading import LoadOutcome, LoadStep
-from kvformat_connector.messages import StepPlan, WorkerReport, merge_reports
+from kvformat_connector.messages import StepPlan, StoredBlock, WorkerReport, merge_reports
 from kvformat_connector.needs import fails_by_block
 from kvformat_connector.objects import Rank, make_rows, wanted_blocks
 from kvformat_connector.probing import probe_store
@@ -56,6 +56,7 @@ class Worker:
         *,
         rank: int = 0,
         ranks: Ranks | None = None,
+        tells_stored: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._layout = layout
@@ -66,6 +67,8 @@ class Worker:
         self._rank_number = rank
         self._ranks = ranks or Ranks()
         self._clock = clock
+        self._tells_stored = tells_stored
+        self._stored: list[StoredBlock] = []
         self._deadline_s = options.transfer_deadline_ms / 1e3
         self._addresses = layer_addresses(layout)
         #: Layers of recurrent state: the engine has no hook for them, and they are right when all
@@ -195,6 +198,11 @@ class Worker:
         if self._breaker.is_open != self._is_told_down:
             self._is_told_down = self._breaker.is_open
             self._add_report(WorkerReport(store_down={self._rank_number: self._is_told_down}))
+        if self._tells_stored:
+            self._forget_done()
+            if self._stored:
+                self._add_report(WorkerReport(stored=self._stored))
+                self._stored = []
         report, self._report = self._report, None
         return report
 
@@ -341,6 +349,10 @@ class Worker:
 
     def _forget_done(self) -> None:
         if self._pending:
+            if self._tells_stored:
+                self._stored += [
+                    block for step in self._pending if step.is_done for block in step.committed
+                ]
             self._pending = [step for step in self._pending if not step.is_done]
             self._counters.set("open_sessions", self.num_open_sessions)
 

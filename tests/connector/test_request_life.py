@@ -284,3 +284,16 @@ def test_tokens_that_are_missed_are_counted_by_reason() -> None:
     lora.serve(Request("e", prompt, lora_request=object()))
     assert misses(lora) == {"adapter": 3 * BLOCK_SIZE, "tail": 2}
     assert len(failing.counters.take().times["lookup"]) == 1
+
+
+def test_a_worker_tells_what_it_committed_where_events_are_wanted(store: FaultyStore) -> None:
+    """Each committed object once, in the report after its commit; nothing where nobody asks."""
+    engine = SimulatedEngine(store)
+    engine.worker._tells_stored = True
+    request = Request("a", prompt(2 * BLOCK_SIZE + 1))
+    engine.serve(request)
+    told = [block for report in engine.reports for block in report.stored]
+    assert [block.block_hash for block in told] == request.block_hashes[:2]
+    silent = SimulatedEngine(FaultyStore())
+    silent.serve(Request("a", prompt(2 * BLOCK_SIZE + 1)))
+    assert silent.reports == []

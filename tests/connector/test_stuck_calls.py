@@ -189,6 +189,7 @@ def test_memory_of_puts_that_wait_behind_a_hanging_one_is_used_again(
     engine.worker.settle = lambda timeout_s: True  # type: ignore[method-assign]
     engine.serve(Request("c", TOKENS))
     staging = engine.worker._rank.save_staging  # type: ignore[union-attr]
+    until(lambda: valve.num_held)
     before = staging.num_taken_nbytes
     until(lambda: engine.step([]) == set() and engine.worker._breaker.is_open)
     assert staging.num_taken_nbytes == before // 3  # three layers, one of them in the call

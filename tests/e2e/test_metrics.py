@@ -203,3 +203,43 @@ def test_a_real_engine_shows_its_hits(servers: Servers, tmp_path: Path) -> None:
     assert "vllm:kvformat_hit_tokens_total" not in cold
     assert warm["vllm:kvformat_hit_tokens_total"] == num_blocks * BLOCK_SIZE
     assert warm["vllm:kvformat_loaded_blocks_total"] == num_blocks
+
+
+def test_stored_blocks_are_announced_once_they_are_visible() -> None:
+    """vLLM's own event for each committed block, with its tokens and parent; a block in two shards
+    when both are there; nothing for a block that nobody planned."""
+    from kvformat_connector.events import StoredEvents
+    from kvformat_connector.messages import BlockList, RequestStep, StepPlan, StoredBlock
+    from kvformat_connector.needs import ObjectNeeds
+    from vllm.distributed.kv_events import BlockStored
+    from vllm.v1.core.kv_cache_utils import BlockHash, maybe_convert_block_hash
+
+    need = ObjectNeeds(
+        object_index=0,
+        groups=(0,),
+        kind="full_attention",
+        block_size=4,
+        hashes_per_block=2,
+        window=0,
+        prefixes=("a/", "b/"),
+    )
+    hashes = [bytes([index]) * 32 for index in range(5)]
+    request = SimpleNamespace(
+        request_id="r", block_hashes=hashes, all_token_ids=list(range(100, 111))
+    )
+    events = StoredEvents([need], 2)
+    events.track(request)
+    saves = [BlockList(object_index=0, block_hashes=[hashes[1], hashes[3]], block_ids=([1, 2],))]
+    events.planned(StepPlan(requests=[RequestStep(request_id="r", saves=saves)]))
+    events.forget("r")
+    events.stored([StoredBlock(0, hashes[3]), StoredBlock(0, hashes[1]), StoredBlock(0, hashes[4])])
+    assert events.take() == []
+    events.stored([StoredBlock(0, hashes[3]), StoredBlock(0, hashes[1])])
+    second, first = events.take()
+    assert isinstance(first, BlockStored)
+    assert first.block_hashes == [maybe_convert_block_hash(BlockHash(hashes[1]))]
+    assert (first.parent_block_hash, first.token_ids) == (None, [100, 101, 102, 103])
+    assert second.parent_block_hash == maybe_convert_block_hash(BlockHash(hashes[1]))
+    assert (second.token_ids, second.block_size) == ([104, 105, 106, 107], 4)
+    assert second.medium == "STORAGE"
+    assert events.take() == []

@@ -44,13 +44,15 @@ def test_made_up_weights_need_an_identity(servers: Servers, tmp_path: Path) -> N
     ("store", "options", "reason"),
     [
         ("file:///nowhere", {"tenants": "a"}, "config_unknown"),
+        ("file:///nowhere", {"lookup_window": "32"}, "config_value"),
+        ("file:///nowhere", {"replica_num": 2}, "config_conflict"),
         ("gopher://nowhere", {}, "config_value"),
         ("mooncake://127.0.0.1:1", {}, "store_unavailable"),
     ],
-    ids=["unknown option", "unknown store", "unreachable store"],
+    ids=["unknown option", "wrong type", "contradiction", "unknown store", "unreachable store"],
 )
 def test_a_configuration_that_cannot_work_stops_the_start(
-    servers: Servers, store: str, options: dict[str, str], reason: str
+    servers: Servers, store: str, options: dict[str, object], reason: str
 ) -> None:
     """Case 37: the engine doesn't come up with a cache that will never work."""
     report = servers.run(store=store, prompts=[], options=options)

@@ -10,7 +10,7 @@ _SHAPE = """
 shape = dict(
     vocab_size=512, hidden_size=128, intermediate_size=128, num_attention_heads=4,
     num_key_value_heads=2, head_dim=32, max_position_embeddings=4096, initializer_range={init},
-    bos_token_id=1, eos_token_id=2, pad_token_id=0, tie_word_embeddings=False,
+    bos_token_id=1, eos_token_id=2, pad_token_id=0,
 )
 """
 
@@ -19,11 +19,6 @@ shape = dict(
 _ARCHITECTURES = {
     "Gemma3": ("Gemma3ForCausalLM", "Gemma3TextConfig", "num_hidden_layers=6, sliding_window=64"),
     "Mistral": ("MistralForCausalLM", "MistralConfig", "num_hidden_layers=3, sliding_window=64"),
-    "GptOss": (
-        "GptOssForCausalLM",
-        "GptOssConfig",
-        "num_hidden_layers=4, sliding_window=64, num_local_experts=4, num_experts_per_tok=2",
-    ),
     "Qwen3Next": (
         "Qwen3NextForCausalLM",
         "Qwen3NextConfig",
@@ -32,14 +27,7 @@ _ARCHITECTURES = {
         "num_experts=4, num_experts_per_tok=2, moe_intermediate_size=64, "
         "shared_expert_intermediate_size=64, decoder_sparse_step=1",
     ),
-    "DeepseekV2": (
-        "DeepseekV2ForCausalLM",
-        "DeepseekV2Config",
-        "num_hidden_layers=3, kv_lora_rank=512, qk_rope_head_dim=64, qk_nope_head_dim=32, "
-        "v_head_dim=32, q_lora_rank=None, n_routed_experts=4, first_k_dense_replace=3",
-    ),
     "Llama": ("LlamaForCausalLM", "LlamaConfig", "num_hidden_layers=4"),
-    "LlamaDraft": ("LlamaForCausalLM", "LlamaConfig", "num_hidden_layers=1"),
 }
 
 _PROGRAM = """

@@ -208,11 +208,12 @@ def test_a_real_engine_shows_its_hits(servers: Servers, tmp_path: Path) -> None:
 def test_stored_blocks_are_announced_once_they_are_visible() -> None:
     """vLLM's own event for each committed block, with its tokens and parent; a block in two shards
     when both are there; nothing for a block that nobody planned."""
+    from vllm.distributed.kv_events import BlockStored
+    from vllm.v1.core.kv_cache_utils import BlockHash, maybe_convert_block_hash
+
     from kvformat_connector.events import StoredEvents
     from kvformat_connector.messages import BlockList, RequestStep, StepPlan, StoredBlock
     from kvformat_connector.needs import ObjectNeeds
-    from vllm.distributed.kv_events import BlockStored
-    from vllm.v1.core.kv_cache_utils import BlockHash, maybe_convert_block_hash
 
     need = ObjectNeeds(
         object_index=0,

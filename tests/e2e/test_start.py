@@ -59,10 +59,9 @@ def test_a_configuration_that_cannot_work_stops_the_start(
     assert report.error_reason == reason
 
 
-def test_what_is_not_described_yet_is_refused_by_name(servers: Servers, tmp_path: Path) -> None:
-    """A sliding window and a speculative decoder stop the start and are named."""
+def test_what_is_not_built_yet_is_refused_by_name(servers: Servers, tmp_path: Path) -> None:
+    """A known option whose other value isn't built stops the start, and is named."""
     store = f"file://{tmp_path / 'store'}"
-    ngram = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}
-    report = servers.run(store=store, prompts=[], engine_options={"speculative_config": ngram})
+    report = servers.run(store=store, prompts=[], options={"verify": "header"})
     assert report.error_reason == "config_unsupported"
-    assert "speculative_config" in report.error
+    assert "'verify'" in report.error

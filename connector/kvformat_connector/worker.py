@@ -221,7 +221,8 @@ class Worker:
     @property
     def num_open_sessions(self) -> int:
         """Sessions that are open: 0 when the engine is idle and the store keeps up."""
-        num_open = sum(saves.num_open_sessions for saves in self._pending)
+        saves = self._pending if self._saves is None else [*self._pending, self._saves]
+        num_open = sum(step.num_open_sessions for step in saves)
         return num_open + (0 if self._rank is None else len(self._rank.open_gets))
 
     @property

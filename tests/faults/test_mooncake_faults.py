@@ -197,18 +197,23 @@ def test_a_writer_killed_between_two_layers_leaves_no_object(tmp_path: Path) -> 
     and isn't disturbed by the keys that the dead one holds."""
     program = tmp_path / "writer.py"
     program.write_text(
-        "import os, signal, sys\n"
+        "import os, signal, sys, time\n"
         f"sys.path[:0] = {sys.path!r}\n"
-        "from pool import TOKENS, make_engine\n"
+        "from pool import NUM_FULL, TOKENS, make_engine\n"
         "from simulated_engine import Request\n"
+        "def die_at_layer_3(index):\n"
+        "    while index == 3:\n"
+        "        if engine.worker.num_open_sessions == NUM_FULL:\n"
+        "            os.kill(os.getpid(), signal.SIGKILL)\n"
+        "        time.sleep(0.01)\n"
         "with make_engine(sys.argv[1]) as engine:\n"
-        "    engine.before_layer = (\n"
-        "        lambda index: index == 3 and os.kill(os.getpid(), signal.SIGKILL)\n"
-        "    )\n"
+        "    engine.before_layer = die_at_layer_3\n"
         "    engine.serve(Request('c', TOKENS))\n"
     )
     with make_pool() as pool:
-        writer = subprocess.run([sys.executable, str(program), pool.uri], capture_output=True)
+        writer = subprocess.run(
+            [sys.executable, str(program), pool.uri], capture_output=True, timeout=60
+        )
         assert writer.returncode == -signal.SIGKILL
         with make_engine(pool.uri) as engine:
             served = engine.serve(Request("w", TOKENS))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import model
-from keyer import ONE, changed
 from layouts import INDEXER, LAYOUTS, component, group, layout, split
+from manifests import ONE, changed
 from suite import Suite
 
 

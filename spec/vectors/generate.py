@@ -14,14 +14,15 @@ sys.path.insert(0, str(HERE))
 
 import evolution  # noqa: E402
 import explainer  # noqa: E402
-import keyer  # noqa: E402
+import keys  # noqa: E402
+import manifests  # noqa: E402
 import objects  # noqa: E402
 import reader  # noqa: E402
 import resharder  # noqa: E402
 
 SUITES = (
-    keyer.manifests,
-    keyer.keys,
+    manifests.manifests,
+    keys.keys,
     reader.maps,
     reader.headers,
     reader.checks,

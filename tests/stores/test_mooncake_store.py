@@ -6,6 +6,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -173,3 +174,21 @@ def test_replica_options_reach_mooncake(mooncake: MooncakeServices) -> None:
     assert store.put(key, b"data") == Code.OK
     assert store.get(key) == b"data"
     store.close()
+
+
+def test_a_reader_needs_no_room_and_changes_nothing(tmp_path: Path) -> None:
+    """A pool without any memory refuses an engine, and still opens for who only looks: lists, reads
+    nothing, and takes neither puts nor removals."""
+    with mooncake_services(segment_nbytes=16 << 20, log_folder=tmp_path) as services:
+        services.client.terminate()
+        services.client.wait(10)
+        with pytest.raises(StoreUnavailableError):
+            open_store(services.uri)
+        store = open_store(services.uri, readonly=True)
+        assert list(store.list()) == []
+        assert store.get("absent") is None
+        assert store.put("key", b"data") == Code.UNAVAILABLE
+        assert store.put_start(["key"], [4]) == [Code.UNAVAILABLE]
+        assert store.remove(["key"]) == [Code.UNAVAILABLE]
+        assert store.exists(["key"]) == [0]
+        store.close()

@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import ClassVar
 
 from kvformat.errors import Reason, StoreUnavailableError
 from kvformat.stores.arguments import (
@@ -60,9 +61,13 @@ class MooncakeStore:
     """A client of a Mooncake master. Its methods may be called from any thread.
 
     Opening it checks within 10 s that the client has the session calls, that the master answers,
-    and that an object which is put comes back. A process that ends by a signal must call
-    :meth:`close` itself, or the master counts it as alive for a while.
+    and that an object which is put comes back. With ``readonly=true`` nothing is put, so that a
+    pool without room can be looked into. A process that ends by a signal must call :meth:`close`
+    itself, or the master counts it as alive for a while.
     """
+
+    #: What ``open_store(readonly=True)`` looks for.
+    options: ClassVar[tuple[str, ...]] = ("readonly",)
 
     def __init__(self, uri: str) -> None:
         self._options = parse_mooncake_options(uri)
@@ -82,6 +87,8 @@ class MooncakeStore:
         def force_remove(key: str) -> int:
             return self._calls.one(client.remove, key, True)
 
+        if self._options.readonly:
+            return
         try:
             check_by_use(self, self.versions, force_remove)
         except StoreUnavailableError:
@@ -95,6 +102,8 @@ class MooncakeStore:
         return self._unless_closed(codes)
 
     def put_start(self, keys: Sequence[str], nbytes: Sequence[int]) -> list[int]:
+        if self._options.readonly:
+            return [Code.UNAVAILABLE] * len(keys)
         if not same_length(keys, nbytes):
             return self._unless_closed([Code.INVALID] * len(keys))
         self._give_up_late(keys)
@@ -275,6 +284,8 @@ class MooncakeStore:
         addresses: Sequence[Sequence[int]],
         sizes: Sequence[Sequence[int]],
     ) -> list[int]:
+        if self._options.readonly:
+            return [Code.UNAVAILABLE] * len(keys)
         if not same_length(keys, addresses, sizes):
             return self._unless_closed([Code.INVALID] * len(keys))
         codes = self.exists(keys)
@@ -319,6 +330,8 @@ class MooncakeStore:
         return self._unless_closed([code])[0]
 
     def remove(self, keys: Sequence[str]) -> list[int]:
+        if self._options.readonly:
+            return [Code.UNAVAILABLE] * len(keys)
         codes, valid = _check_keys(keys)
         self._calls.fill(codes, valid, self._client.batch_remove, keys)
         return self._unless_closed(codes)

@@ -35,7 +35,7 @@ _MOONCAKE_NAMES = (
 # Where objects are kept. Mooncake's file may hold the first two, as vllm-ascend's users write it.
 _REPLICA_NAMES = ("preferred_segment", "prefer_alloc_in_same_node", "replica_num", "soft_pin_ms")
 _SWITCHES = ("preferred_segment", "prefer_alloc_in_same_node")
-_OWN_NAMES = ("metrics", "put_session_limit_ms")
+_OWN_NAMES = ("metrics", "put_session_limit_ms", "readonly")
 # Environment variables that come before the file, as vllm-ascend has them.
 _VARIABLES = {
     "MOONCAKE_MASTER": "master_server_address",
@@ -62,6 +62,8 @@ class MooncakeOptions(msgspec.Struct, frozen=True, kw_only=True):
     metrics: str = ""
     #: A put session older than this is given up, long before Mooncake hands its memory to others.
     put_session_limit_ms: int = 20_000
+    #: Store and remove nothing, not even the object of the self test.
+    readonly: bool = False
     #: The segment that an object's first copy goes to. ``true``: the memory this process lends.
     preferred_segment: str = ""
     #: Keep the copies of an object on one node. None: as Mooncake would.
@@ -111,6 +113,7 @@ def parse_mooncake_options(uri: str) -> MooncakeOptions:
             if "put_session_limit_ms" in values
             else defaults.put_session_limit_ms
         ),
+        readonly=bool(_switch(values, "readonly")),
         preferred_segment=_preferred_segment(values),
         prefer_alloc_in_same_node=_switch(values, "prefer_alloc_in_same_node"),
         replica_num=_whole_number(values, "replica_num"),

@@ -220,6 +220,11 @@ FP8 = SimpleNamespace(name="FP8_PER_TENSOR")
             cache(),
             "decode_context_parallel_size",
         ),
+        (
+            {"parallel_config": ParallelConfig(prefill_context_parallel_size=2)},
+            cache(),
+            "prefill_context_parallel_size",
+        ),
         ({}, cache(group(RSWASpec())), "RSWASpec"),
         ({}, cache(group(SlidingWindowSpec(extra_retained_tokens=1))), "extra_retained_tokens=1"),
         ({}, cache(group(MambaSpec(mamba_cache_mode="none"))), "mamba_cache_mode=none"),

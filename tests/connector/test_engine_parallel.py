@@ -23,7 +23,7 @@ from test_engine_layouts import (
     group,
 )
 
-from kvformat.errors import ConfigError, HandshakeError, PlanError, Reason
+from kvformat.errors import ConfigError, HandshakeError, Reason
 from kvformat.fingerprint import fingerprint, manifest
 from kvformat.layout import Layout
 from kvformat.objectmap import object_maps
@@ -167,14 +167,29 @@ def test_a_latent_cache_is_spread_over_its_replicas(options: Options, tensor_siz
     assert min(shares) > 0
 
 
-def test_shards_that_cut_through_a_rank_cannot_be_planned(options: Options) -> None:
-    """Three shards of eight heads on two ranks: the second shard would have two writers."""
-    three = parse_options({"store": "memory://", "model_identity": "v1", "head_shards": 3})
-    layout = derive_layout(config(2), cache(group(attention(2, 8))), three)
-    placement = derive_placement(layout, tensors(attention(2, 8)), Ranks(tensor_size=2))  # type: ignore[arg-type]
-    with pytest.raises(PlanError) as caught:
-        plan_put(layout, placement)
-    assert caught.value.reason is Reason.PLAN_COVERAGE
+@pytest.mark.parametrize(("head_shards", "tensor_size"), [(3, 2), (5, 4)])
+def test_shards_that_cut_through_a_rank_stop_the_start(
+    options: Options, head_shards: int, tensor_size: int
+) -> None:
+    """Three shards of eight heads on two ranks: the second shard would have two writers, so the
+    option, its value and one that works are named."""
+    wanted = {"store": "memory://", "model_identity": "v1", "head_shards": head_shards}
+    with pytest.raises(ConfigError) as caught:
+        derive_layout(
+            config(tensor_size), cache(group(attention(tensor_size, 8))), parse_options(wanted)
+        )
+    assert caught.value.reason is Reason.CONFIG_VALUE
+    assert f"'head_shards' has the value {head_shards}" in caught.value.detail
+    assert f"a multiple of {tensor_size}" in caught.value.detail
+
+
+@pytest.mark.parametrize("head_shards", [2, 4, 6, 8, 1 << 16])
+def test_multiples_of_the_ranks_never_cut_through_one(options: Options, head_shards: int) -> None:
+    """Eight heads and a group of four on two ranks: accepted, however many shards are empty."""
+    wanted = {"store": "memory://", "model_identity": "v1", "head_shards": head_shards}
+    groups = cache(group(attention(2, 8)), group(attention(2, 4), OTHER_NAMES))
+    layout = derive_layout(config(2), groups, parse_options(wanted))
+    assert layout.grid.head_shards == head_shards
 
 
 class PartOfTensor(Tensor):

@@ -19,7 +19,7 @@ from kvformat.layout import Component, Group, Identity, Layer, Layout, ShardGrid
 from kvformat_connector.config import Options
 from kvformat_connector.engine.hashing import hash_recipe
 from kvformat_connector.engine.npu import is_npu, npu_packing
-from kvformat_connector.engine.ranks import Ranks, layer_index, ranks_of
+from kvformat_connector.engine.ranks import Ranks, first_rank_cut, layer_index, ranks_of
 from kvformat_connector.engine.refusal import refuse
 from kvformat_connector.engine.specs import describe_group, is_packed, spec_of
 from kvformat_connector.identity import model_name, weights_identity
@@ -199,8 +199,19 @@ def _num_layers(group: Group | None) -> int:
 def _head_shards(groups: Sequence[Group], ranks: Ranks, options: Options) -> int:
     """A shard for each rank that has heads of its own, since an object has one writer; more where
     the operator asks for more."""
-    num_heads = max(part.num_heads for part in _components(groups))
-    return max(options.head_shards, min(ranks.tensor_size, num_heads))
+    num_heads = {part.num_heads for part in _components(groups)}
+    num_shards = max(options.head_shards, min(ranks.tensor_size, max(num_heads)))
+    for num in sorted(num_heads):
+        if (rank := first_rank_cut(num, num_shards, ranks)) is not None:
+            size = ranks.tensor_size
+            raise ConfigError(
+                Reason.CONFIG_VALUE,
+                f"option 'head_shards' has the value {options.head_shards}, but of {num} KV heads "
+                f"in {num_shards} shards one has heads of rank {rank} and of the next, "
+                f"tensor_parallel_size is {size} and an object has one writer; expected a multiple "
+                f"of {size}",
+            )
+    return num_shards
 
 
 def _components(groups: Sequence[Group]) -> set[Component]:

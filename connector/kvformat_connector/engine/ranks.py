@@ -96,6 +96,18 @@ def local_heads(described: Component, ranks: Ranks) -> tuple[int, int]:
     return _rank_heads(described.num_heads, ranks.tensor_size, ranks.tensor_rank)
 
 
+def first_rank_cut(num_heads: int, num_shards: int, ranks: Ranks) -> int | None:
+    """The first tensor rank in whose heads, and not at their end, a head shard ends; None where
+    every shard lies in one rank, and so has one writer."""
+    if num_heads < ranks.tensor_size:
+        return None
+    for rank in range(ranks.tensor_size):
+        _, end = _rank_heads(num_heads, ranks.tensor_size, rank)
+        if head_interval(num_heads, num_shards, end * num_shards // num_heads)[0] != end:
+            return rank
+    return None
+
+
 def replicas_of(object_map: ObjectMap, ranks: Ranks) -> Replicas:
     """This rank among the tensor ranks that hold all of an object.
 

@@ -17,6 +17,7 @@ from kvformat.errors import Reason
 from kvformat.stores.protocol import Code
 from kvformat_connector.answers import code_name
 from kvformat_connector.breaker import Breaker
+from kvformat_connector.damaged import suspects_among
 from kvformat_connector.loading import DEADLINE, TRANSPORT_CODES, count_failures
 from kvformat_connector.objectcheck import Checker, Failures, expect_nbytes
 from kvformat_connector.objects import Indices, Rank, Rows
@@ -36,6 +37,7 @@ class BulkOutcome(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str
     block_ids: set[int]
     block_hashes: list[bytes]
+    suspects: list[str]  #: keys of objects that were rejected for what they hold
 
 
 class _Load:
@@ -124,6 +126,7 @@ class BulkLoads:
             request_id=load.request_id,
             block_ids={id_ for f in failures for id_ in f.rows.block_ids_of(f.row)},
             block_hashes=[f.rows.block_hashes[f.row] for f in failures],
+            suspects=suspects_among(failures),
         )
 
     def _give_up(self, channel: Channel) -> None:

@@ -179,6 +179,7 @@ class KVFormatConnector(KVConnectorBase_V1, SupportsHMA):
                 rank=self._rank,
                 ranks=self._ranks,
                 tells_stored=self._publishes_events,
+                may_save=may_save,
             )
 
     @property

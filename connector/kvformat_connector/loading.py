@@ -24,6 +24,7 @@ from kvformat.errors import Reason
 from kvformat.stores.protocol import Code
 from kvformat_connector.answers import code_name
 from kvformat_connector.breaker import Breaker
+from kvformat_connector.damaged import suspects_among
 from kvformat_connector.depth import Depth
 from kvformat_connector.engine import LayerAddress
 from kvformat_connector.objectcheck import Checker, Failures, expect_nbytes
@@ -52,6 +53,7 @@ class LoadOutcome(msgspec.Struct, frozen=True, kw_only=True):
     block_ids: set[int]
     request_ids: set[str]
     block_hashes: list[bytes]
+    suspects: list[str]  #: keys of objects that were rejected for what they hold
 
 
 class LoadStep:
@@ -131,6 +133,7 @@ class LoadStep:
             block_ids={id_ for f in failures for id_ in f.rows.block_ids_of(f.row)},
             request_ids={owner for f in failures for owner in f.rows.owners_of(f.row)},
             block_hashes=[f.rows.block_hashes[f.row] for f in failures],
+            suspects=suspects_among(failures),
         )
 
     def _count(self, failures: Sequence[object]) -> None:

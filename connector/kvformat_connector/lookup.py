@@ -20,6 +20,8 @@ from kvformat_connector.stats import Counters
 
 #: Keys of one call at most; a window that doubles must end somewhere.
 _MAX_WINDOW_KEYS: Final = 4096
+#: The longest wait for a block that can't be loaded, in waits of ``failed_key_retry_ms``.
+_MAX_WAITS: Final = 32
 
 
 #: Why a prefix ends where it ends: its next object isn't there, or failed to load lately, or the
@@ -33,26 +35,33 @@ class Distrusted:
     """Blocks that were promised and could not be loaded, for a while.
 
     Without this a request would be promised the same object again and again, load it, fail and
-    recompute each time.
+    recompute each time. A block that fails again soon after its wait waits twice as long.
     """
 
     def __init__(self, retry_ms: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._retry_s = retry_ms / 1e3
         self._clock = clock
-        self._until: dict[bytes, float] = {}
+        #: When a wait ends, and how long it is. Kept for as long again, to know the next failure.
+        self._waits: dict[bytes, tuple[float, float]] = {}
 
     def add(self, block_hashes: Sequence[bytes]) -> None:
         """Start, or start again, the wait for these blocks."""
         now = self._clock()
-        self._until = {key: until for key, until in self._until.items() if until > now}
-        self._until.update(dict.fromkeys(block_hashes, now + self._retry_s))
+        self._waits = {key: wait for key, wait in self._waits.items() if sum(wait) > now}
+        for block_hash in set(block_hashes):
+            wait_s = self._retry_s
+            if (known := self._waits.get(block_hash)) is not None:
+                until, wait_s = known
+                if until <= now:
+                    wait_s = min(2 * wait_s, _MAX_WAITS * self._retry_s)
+            self._waits[block_hash] = now + wait_s, wait_s
 
     def __contains__(self, block_hash: bytes) -> bool:
-        until = self._until.get(block_hash)
-        return until is not None and until > self._clock()
+        wait = self._waits.get(block_hash)
+        return wait is not None and wait[0] > self._clock()
 
     def __len__(self) -> int:
-        return len(self._until)
+        return len(self._waits)
 
 
 class _Known(msgspec.Struct):

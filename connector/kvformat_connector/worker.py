@@ -13,6 +13,7 @@ from kvformat.stores.protocol import Store
 from kvformat_connector.breaker import Breaker
 from kvformat_connector.bulk import BulkLoads
 from kvformat_connector.config import Options
+from kvformat_connector.damaged import Damaged
 from kvformat_connector.depth import Depth
 from kvformat_connector.engine import (
     Ranks,
@@ -57,6 +58,7 @@ class Worker:
         rank: int = 0,
         ranks: Ranks | None = None,
         tells_stored: bool = False,
+        may_save: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._layout = layout
@@ -69,6 +71,7 @@ class Worker:
         self._clock = clock
         self._tells_stored = tells_stored
         self._stored: list[StoredBlock] = []
+        self._may_save = may_save
         self._deadline_s = options.transfer_deadline_ms / 1e3
         self._addresses = layer_addresses(layout)
         #: Layers of recurrent state: the engine has no hook for them, and they are right when all
@@ -81,6 +84,7 @@ class Worker:
         ]
         self._rank: Rank | None = None
         self._bulk: BulkLoads | None = None
+        self._damaged: Damaged | None = None
         self._load_channels = Channels("load")
         self._save_channels = Channels("save")
         self._check_lane = Lane("check")
@@ -118,6 +122,8 @@ class Worker:
         self._bulk = BulkLoads(
             self._rank, self._check_lane, self._breaker, self._counters, self._deadline_s
         )
+        if self._may_save:  # who writes nothing removes nothing either
+            self._damaged = Damaged(self._rank, self._counters, self._clock)
 
     def begin_step(self, plan: StepPlan) -> None:
         """Prepare a step; what it saves is opened now, because no other hook comes before the
@@ -125,6 +131,8 @@ class Worker:
         self.end_step()
         self._plan = plan
         is_usable = self._is_store_usable()
+        if is_usable and self._damaged is not None:
+            self._damaged.poll()
         if self._rank is None or not plan.requests:
             return
         if is_usable and self._clock() >= self._manifest_due_at:
@@ -237,8 +245,8 @@ class Worker:
         self.end_step()
         deadline = self._clock() + _CLOSE_LIMIT_S
         self.settle(_CLOSE_LIMIT_S)
-        for thread in (self._load_channels, self._save_channels, self._bulk, self._check_lane,
-                       self._copy_lane):  # fmt: skip
+        for thread in (self._load_channels, self._save_channels, self._bulk, self._damaged,
+                       self._check_lane, self._copy_lane):  # fmt: skip
             if thread is not None:
                 thread.close(max(0.0, deadline - self._clock()))
         self._store.close()
@@ -288,7 +296,9 @@ class Worker:
     def _finish_loads(self) -> None:
         loads, self._loads = self._loads, None
         if loads is not None:
-            tainted = self._note_failures(loads.finish())
+            outcome = loads.finish()
+            self._suspect(outcome.suspects)
+            tainted = self._note_failures(outcome)
             # Every tensor rank has the same loads, so all of them come here in this step.
             merged = merge_over_tensor_ranks(self._ranks, tainted)
             if merged and not tainted:
@@ -322,6 +332,7 @@ class Worker:
             return
         for outcome in self._bulk.poll():
             self._received.add(outcome.request_id)
+            self._suspect(outcome.suspects)
             if not outcome.block_hashes:
                 continue
             if fails_by_block(self._layout):
@@ -330,6 +341,10 @@ class Worker:
                 self._failed_requests.add(outcome.request_id)
             # Nothing was computed on these blocks, so there is no garbage to tell of.
             self._add_report(WorkerReport(failed_hashes=outcome.block_hashes))
+
+    def _suspect(self, keys: Sequence[str]) -> None:
+        if self._damaged is not None:
+            self._damaged.suspect(keys)
 
     def _add_report(self, report: WorkerReport) -> None:
         self._report = report if self._report is None else merge_reports(self._report, report)

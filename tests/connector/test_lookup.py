@@ -128,6 +128,7 @@ def test_a_distrusted_block_ends_the_prefix_until_its_time_is_over(store: Faulty
     assert lookup.end("a", HASHES, 0, 20) == 4
     clock.now = 1.5
     assert lookup.end("b", HASHES, 0, 20) == 20
+    clock.now = 2.5
     distrusted.add([HASHES[0]])
     assert len(distrusted) == 1  # spent entries don't pile up
 

@@ -99,11 +99,14 @@ def namespace_prefix(namespace: Namespace) -> str:
 
 def key_prefix(namespace: Namespace, group_bitmap: int, shard: Shard) -> str:
     """The part of a key that is constant for one object of the layout and one shard."""
+    return namespace_prefix(namespace) + object_part(group_bitmap, shard)
+
+
+def object_part(group_bitmap: int, shard: Shard) -> str:
+    """What stands between namespace and block hash, with its final ``/``: the same for one object
+    and shard in every namespace."""
     _check_group_bitmap(group_bitmap)
-    return (
-        f"{namespace_prefix(namespace)}g{group_bitmap:016x}/"
-        f"l{shard.layer:04x}h{shard.head:04x}c{shard.context:04x}/"
-    )
+    return f"g{group_bitmap:016x}/l{shard.layer:04x}h{shard.head:04x}c{shard.context:04x}/"
 
 
 def format_keys(prefixes: Iterable[str], block_hashes: Sequence[bytes]) -> list[list[str]]:

@@ -43,11 +43,11 @@ class BulkOutcome(msgspec.Struct, frozen=True, kw_only=True):
 class _Load:
     """One request's objects."""
 
-    def __init__(self, request_id: str, rows: list[Rows], fingerprint: bytes) -> None:
+    def __init__(self, request_id: str, rows: list[Rows]) -> None:
         self.request_id = request_id
         self.rows = rows
         self.failures = Failures()
-        self.checker = Checker(fingerprint, rows, self.failures)
+        self.checker = Checker(rows, self.failures)
         self.done: Future[None] = Future()
         self.is_given_up = False
         self.channel: Channel | None = None
@@ -76,7 +76,7 @@ class BulkLoads:
 
     def start(self, request_id: str, rows: list[Rows]) -> None:
         """Load a request's blocks. It is over when :meth:`poll` names it."""
-        load = _Load(request_id, rows, self._rank.namespace.fingerprint)
+        load = _Load(request_id, rows)
         self._loads.append(load)
         if self._breaker.is_open:
             reason = code_name(Code.UNAVAILABLE)
@@ -99,6 +99,12 @@ class BulkLoads:
         over = [load for load in self._loads if load.done.done() or load.is_given_up]
         self._loads = [load for load in self._loads if load not in over]
         return [self._outcome(load) for load in over]
+
+    def void_all(self, reason: str, detail: str) -> None:
+        """No load that isn't over is of any use. Each is still named when it is over: until then
+        its blocks may be written to."""
+        for load in self._loads:
+            load.failures.add_all(load.rows, reason, detail)
 
     @property
     def num_loads(self) -> int:

@@ -39,6 +39,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     tenant: str = "default"  #: tenants share nothing
     model_name: str = ""  #: name of the model in keys; empty takes it from the engine
     model_identity: str = ""  #: revision or digest of the weights; empty finds it out
+    model_identity_file: str = ""  #: a file that holds it, read again when the weights change
     use_layerwise: bool | Literal["auto"] = True
     layerwise_prefetch_layers: int | Literal["auto"] = 2  #: read ahead of the one that computes
     layerwise_max_transfer_blocks: int = 1024  #: rows of one call to the store; 0: no limit
@@ -189,6 +190,12 @@ def _check_values(options: Options) -> None:
             raise ConfigError(
                 Reason.CONFIG_VALUE, f"option {name!r} has the value '', expected a text"
             )
+    if options.model_identity and options.model_identity_file:
+        raise ConfigError(
+            Reason.CONFIG_CONFLICT,
+            f"option 'model_identity' has the value {options.model_identity!r} and option "
+            f"'model_identity_file' has the value {options.model_identity_file!r}; set one of them",
+        )
     for name, (only, why) in _FIXED_SO_FAR.items():
         if (value := getattr(options, name)) != only:
             raise ConfigError(

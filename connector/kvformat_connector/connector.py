@@ -6,7 +6,7 @@ Source: vllm/distributed/kv_transfer/kv_connector/v1/base.py (the interface and 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from vllm.distributed.kv_transfer.kv_connector.v1 import base
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -21,20 +21,24 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from kvformat.errors import ConfigError, Reason
 from kvformat.fingerprint import manifest
 from kvformat.key import layout_namespace, namespace_prefix
+from kvformat_connector.adapters import Adapters
 from kvformat_connector.config import directions, parse_options
 from kvformat_connector.engine import (
     adopt_layout,
     derive_layout,
     describe_stage,
     gather_stages,
+    hash_has_adapter_path,
     require_same_layout,
     stage_ranks,
 )
 from kvformat_connector.events import StoredEvents
+from kvformat_connector.identity import NextWeights
 from kvformat_connector.messages import LayoutNotice, StepPlan, WorkerReport, merge_reports
 from kvformat_connector.metrics import ConnectorStats, PrometheusMetrics
 from kvformat_connector.needs import fails_by_block, object_needs
 from kvformat_connector.ported import without_effect
+from kvformat_connector.resolved import adapter_settings
 from kvformat_connector.scheduler import Scheduler, load_mode
 from kvformat_connector.starting import log_versions, open_checked_store
 from kvformat_connector.stats import Counters, Rejection
@@ -61,6 +65,13 @@ if TYPE_CHECKING:
     from kvformat.layout import Layout
 
 logger = logging.getLogger(__name__)
+
+_WEIGHTS_MAY_CHANGE: Final = (
+    "weight_transfer_config is set: before this server computes with other weights, tell it to "
+    "clear its caches and the connector's (pause with clear_cache, or reset_prefix_cache with "
+    "reset_connector), or it loads KV of the weights before. From then on it shares nothing, "
+    "unless option model_identity_file names the weights"
+)
 
 
 def _log_like_the_engine() -> None:
@@ -118,6 +129,7 @@ class KVFormatConnector(KVConnectorBase_V1, SupportsHMA):
         self._counters = Counters()
         is_worker = role == KVConnectorRole.WORKER
         self._source = f"worker {self._rank}" if is_worker else "scheduler"
+        self._next_weights = NextWeights(options.model_identity_file)
         self._scheduler: Scheduler | None = None
         self._worker: Worker | None = None
         events = vllm_config.kv_events_config
@@ -133,6 +145,8 @@ class KVFormatConnector(KVConnectorBase_V1, SupportsHMA):
                     "kv_load_failure_policy is 'fail': a request whose KV can't be loaded ends "
                     "with an error; 'recompute' computes it instead"
                 )
+            if getattr(vllm_config, "weight_transfer_config", None) is not None:
+                logger.warning("%s", _WEIGHTS_MAY_CHANGE)
         if is_worker:
             stage = describe_stage(vllm_config, kv_cache_config)
             if self._ranks.num_stages == 1:
@@ -148,8 +162,8 @@ class KVFormatConnector(KVConnectorBase_V1, SupportsHMA):
                 f"kv_cache_groups is {', '.join(group.kind for group in layout.groups)}: this "
                 "engine can't be told that a request of such groups failed to load; vLLM 0.32 can",
             )
-        namespace = layout_namespace(layout)
-        self.namespace = namespace_prefix(namespace)
+        #: Prefix of the keys of what is computed without an adapter.
+        self.namespace = namespace_prefix(layout_namespace(layout))
         may_load, may_save = directions(self._kv_transfer_config.kv_role, self._options)
         # Last, because it is the only step that takes time and leaves something open.
         store = open_checked_store(self._options.store, self.role.name.lower())
@@ -158,21 +172,19 @@ class KVFormatConnector(KVConnectorBase_V1, SupportsHMA):
             logger.info("KV objects of this server are under %s", self.namespace)
             self._scheduler = Scheduler(
                 layout,
-                namespace,
                 store,
                 self._options,
                 self._counters,
+                adapters=self._adapters(),
                 may_load=may_load,
                 may_save=may_save,
                 load_mode=load_mode(layout, self._ranks, self._options),
             )
             if self._publishes_events:
-                needs = object_needs(layout, namespace)
-                self._events = StoredEvents(needs, layout.hash.block_size)
+                self._events = StoredEvents(object_needs(layout), layout.hash.block_size)
         else:
             self._worker = Worker(
                 layout,
-                namespace,
                 store,
                 self._options,
                 self._counters,
@@ -181,6 +193,12 @@ class KVFormatConnector(KVConnectorBase_V1, SupportsHMA):
                 tells_stored=self._publishes_events,
                 may_save=may_save,
             )
+
+    def _adapters(self) -> Adapters:
+        lora_config = self._vllm_config.lora_config
+        if lora_config is None:
+            return Adapters()
+        return Adapters(adapter_settings(lora_config), hash_has_path=hash_has_adapter_path())
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -212,6 +230,8 @@ class KVFormatConnector(KVConnectorBase_V1, SupportsHMA):
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
         """Layer hooks can't be captured in a full graph."""
+        # An engine with graphs asks long before it loads a model: time to say what is wrong.
+        parse_options(extra_config)
         return True
 
     # Both roles
@@ -345,6 +365,15 @@ class KVFormatConnector(KVConnectorBase_V1, SupportsHMA):
             self.scheduler.reported(meta.report)
             if self._events is not None:
                 self._events.stored(meta.report.stored)
+
+    def reset_cache(self) -> bool | None:
+        """The engine's weights may have changed: nothing from before is loaded any more."""
+        self.scheduler.change_weights(self._next_weights.take())
+        self.namespace = self.scheduler.namespace
+        if self._events is not None:
+            self._events.clear()
+        logger.info("KV objects of this server are from now on under %s", self.namespace)
+        return True
 
     def take_events(self) -> Iterable[KVCacheEvent]:
         return () if self._events is None else self._events.take()

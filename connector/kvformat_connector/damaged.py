@@ -82,7 +82,7 @@ class Damaged:
         self._channel = Channel("damaged")
         self._maps = {
             (template.object_map.group_bitmap, template.object_map.shard): template.object_map
-            for template in rank.gets
+            for template in rank.own.gets
         }
         #: By key, when to look next, how often that was, and whether the damage is proven.
         self._suspects: dict[str, _Suspect] = {}

@@ -36,6 +36,7 @@ class _Planned(msgspec.Struct):
     num_missing: int
     parent: bytes | None
     token_ids: list[int]
+    lora_request: Any
 
 
 class StoredEvents:
@@ -55,6 +56,11 @@ class StoredEvents:
     def forget(self, request_id: str) -> None:
         """A request that is over; what it saved may still be on its way."""
         self._requests.pop(request_id, None)
+
+    def clear(self) -> None:
+        """Announce nothing of what was planned so far."""
+        self._requests.clear()
+        self._planned.clear()
 
     def planned(self, plan: StepPlan) -> None:
         """A step is about to save these blocks."""
@@ -95,9 +101,10 @@ class StoredEvents:
         first = last + 1 - need.hashes_per_block
         size = self._hash_block_size
         self._planned[StoredBlock(object_index, block_hash)] = _Planned(
-            num_missing=len(need.prefixes),
+            num_missing=len(need.parts),
             parent=hashes[first - 1] if first else None,
             token_ids=list(tracked.request.all_token_ids[first * size : (last + 1) * size]),
+            lora_request=tracked.request.lora_request,
         )
 
     def _event(self, block: StoredBlock, planned: _Planned) -> Any:
@@ -105,7 +112,7 @@ class StoredEvents:
         from vllm.v1.core.kv_cache_utils import BlockHash, maybe_convert_block_hash
 
         need = self._needs[block.object_index]
-        parent = planned.parent
+        parent, lora = planned.parent, planned.lora_request
         return BlockStored(
             block_hashes=[maybe_convert_block_hash(BlockHash(block.block_hash))],
             parent_block_hash=(
@@ -113,9 +120,9 @@ class StoredEvents:
             ),
             token_ids=planned.token_ids,
             block_size=need.block_size,
-            lora_id=None,
+            lora_id=None if lora is None else lora.lora_int_id,
             medium=_MEDIUM,
-            lora_name=None,
+            lora_name=None if lora is None else lora.lora_name,
             # Older engines know no groups.
             **(
                 {"group_idx": need.groups[0]}

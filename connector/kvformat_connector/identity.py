@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import re
+import uuid
 import zipfile
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -21,9 +23,12 @@ from typing import Final
 
 from kvformat.errors import ConfigError, Reason
 
+logger = logging.getLogger(__name__)
+
 _OPTION: Final = "model_identity"
+_OPTION_FILE: Final = "model_identity_file"
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
-_WEIGHT_SUFFIXES: Final = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf"})
+WEIGHT_SUFFIXES: Final = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf"})
 _WHOLE_FILES: Final = (
     "config.json",
     "*.index.json",
@@ -34,6 +39,9 @@ _PAGE_NBYTES: Final = 4096
 _PAGES_PER_FILE: Final = 16
 _MAX_HEADER_NBYTES: Final = 64 << 20
 _TENSOR_SAMPLE_NBYTES: Final = 1024
+#: An adapter's file of at most this size is read whole.
+_SMALL_NBYTES: Final = 64 << 20
+_MAX_GIVEN_LENGTH: Final = 1024
 
 
 def weights_identity(
@@ -74,6 +82,69 @@ def weights_identity(
         )
     commit = _snapshot_commit(path)
     return f"commit:{commit}" if commit else f"digest:{_digest_of(path)}"
+
+
+def read_given(path: str) -> str:
+    """The identity that an operator keeps in a file, for weights that change while an engine runs.
+
+    Raises ``ConfigError`` with reason ``config_value`` for a file that doesn't hold a short text.
+    """
+    try:
+        with open(path, encoding="utf-8") as file:
+            text = file.read(_MAX_GIVEN_LENGTH + 1).strip()
+    except (OSError, ValueError) as error:
+        text, found = "", str(error)
+    else:
+        found = f"{len(text)} characters"
+    if not 0 < len(text) <= _MAX_GIVEN_LENGTH:
+        raise ConfigError(
+            Reason.CONFIG_VALUE,
+            f"option {_OPTION_FILE!r} has the value {path!r}, expected a file that holds the "
+            f"identity of the weights, 1 to {_MAX_GIVEN_LENGTH} characters; found {found}",
+        )
+    return text
+
+
+class NextWeights:
+    """The identity of an engine's weights after each time that they may have changed.
+
+    Only the operator knows which they are then, and says so by writing the file of option
+    ``model_identity_file`` beforehand. A file that wasn't written since it was last read says
+    nothing, whatever its text: weights that nobody has named are shared with nobody.
+    """
+
+    def __init__(self, path: str = "") -> None:
+        self._path = path
+        self._written_at = self._look()
+
+    def take(self) -> str:
+        """``given:<text>``, or ``private:<32 hex>`` that is never given again."""
+        before, self._written_at = self._written_at, self._look()
+        if self._written_at != before:
+            try:
+                return f"given:{read_given(self._path)}"
+            except ConfigError as error:
+                logger.error("%s", error)
+        return f"private:{uuid.uuid4().hex}"
+
+    def _look(self) -> tuple[int, int]:
+        with suppress(OSError):
+            found = os.stat(self._path)
+            return found.st_mtime_ns, found.st_ino
+        return 0, 0
+
+
+def adapter_digest(folder: Path, names: Iterable[str]) -> str:
+    """``digest:<64 hex>`` of the files of an adapter: small ones whole, others like weights.
+
+    Raises ``OSError`` for a file that can't be read.
+    """
+    digest = hashlib.sha256(b"kvformat adapter 1\n")
+    for name in sorted(names):
+        file = folder / name
+        is_small = file.stat().st_size <= _SMALL_NBYTES
+        _add(digest, (name.encode(), *((file.read_bytes(),) if is_small else _samples(file))))
+    return f"digest:{digest.hexdigest()}"
 
 
 def model_name(model: str, given: str = "") -> str:
@@ -123,7 +194,7 @@ def _digest_of(path: Path) -> str:
     if not weights:
         raise ConfigError(
             Reason.CONFIG_MISSING,
-            f"{path} holds no weight file ({', '.join(sorted(_WEIGHT_SUFFIXES))}): set option "
+            f"{path} holds no weight file ({', '.join(sorted(WEIGHT_SUFFIXES))}): set option "
             f"{_OPTION!r} to the revision or digest of the weights",
         )
     for pattern in _WHOLE_FILES:
@@ -136,7 +207,7 @@ def _digest_of(path: Path) -> str:
 
 def _weight_files(folder: Path) -> list[Path]:
     return sorted(
-        file for file in folder.iterdir() if file.suffix in _WEIGHT_SUFFIXES and file.is_file()
+        file for file in folder.iterdir() if file.suffix in WEIGHT_SUFFIXES and file.is_file()
     )
 
 

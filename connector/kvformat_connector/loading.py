@@ -82,7 +82,7 @@ class LoadStep:
         self._deadline_s = deadline_s
         self._sessions = GetSessions(rank.store, self._channel, rank.open_gets)
         self._failures = Failures()
-        self._checker = Checker(rank.namespace.fingerprint, rows, self._failures)
+        self._checker = Checker(rows, self._failures)
         self._position = {address: index for index, address in enumerate(rank.sequence)}
         self._layers: list[Future[None]] = []
         self._awaited: set[int] = set()

@@ -65,13 +65,14 @@ class Distrusted:
 
 
 class _Known(msgspec.Struct):
-    """What has been asked for a request.
+    """What has been asked for a request in a namespace, whose prefix is ``namespace``.
 
     Units ``first`` to ``end`` of the chain exist; ``is_final`` if the unit at ``end`` doesn't.
     ``present[object][block]`` tells of single blocks. ``answer`` is the end found for the last
     question, ``(first, limit)``, and ``reason`` says why it isn't ``limit``.
     """
 
+    namespace: str
     first: int
     end: int
     is_final: bool
@@ -105,7 +106,7 @@ class PrefixLookup:
         #: Tokens of one step of the search: a prefix is a whole number of such units.
         self._unit = alignment(needs)
         keys_per_unit = sum(
-            len(need.prefixes) * (self._unit // need.block_size) for need in self._chain
+            len(need.parts) * (self._unit // need.block_size) for need in self._chain
         )
         self._window = window
         self._max_window = max(window, _MAX_WINDOW_KEYS // max(1, keys_per_unit))
@@ -114,10 +115,13 @@ class PrefixLookup:
         self._known: dict[str, _Known] = {}
         self._reason = ABSENT
 
-    def end(self, request_id: str, hashes: Sequence[bytes], first: int, limit: int) -> int:
+    def end(
+        self, request_id: str, namespace: str, hashes: Sequence[bytes], first: int, limit: int
+    ) -> int:
         """Tokens of the longest prefix that can be loaded, looked for from ``first`` to ``limit``.
 
         Args:
+            namespace: prefix of the keys of the request's namespace.
             hashes: the engine's, one for each hash block of the request.
             first, limit: tokens; whole numbers of blocks of every object.
 
@@ -125,8 +129,13 @@ class PrefixLookup:
         """
         unit = self._unit
         known = self._known.get(request_id)
-        if known is None or known.first > first // unit or known.end < first // unit:
-            known = self._known[request_id] = _Known(first // unit, first // unit, False)
+        if (
+            known is None
+            or known.namespace != namespace
+            or known.first > first // unit
+            or known.end < first // unit
+        ):
+            known = self._known[request_id] = _Known(namespace, first // unit, first // unit, False)
         question = (first, limit)
         if question != known.question:
             self._reason = known.reason
@@ -152,12 +161,12 @@ class PrefixLookup:
         window = self._window
         while known.end < limit and not known.is_final:
             stop = min(known.end + window, limit)
-            known.end += self._num_present(hashes, known.end, stop)
+            known.end += self._num_present(known.namespace, hashes, known.end, stop)
             known.is_final = known.end < stop
             window = min(2 * window, self._max_window)
         return max(first, min(known.end, limit))
 
-    def _num_present(self, hashes: Sequence[bytes], first: int, stop: int) -> int:
+    def _num_present(self, namespace: str, hashes: Sequence[bytes], first: int, stop: int) -> int:
         """How many of these units are there, from the first on without a gap."""
         present = stop - first
         asked: list[tuple[ObjectNeeds, Sequence[bytes]]] = []
@@ -171,14 +180,14 @@ class PrefixLookup:
         keys: list[str] = []
         for need, blocks in asked:
             num_blocks = present * (self._unit // need.block_size)
-            for row in format_keys(need.prefixes, blocks[:num_blocks]):
+            for row in format_keys(_prefixes(namespace, need), blocks[:num_blocks]):
                 keys += row
         codes = self._ask(keys)
         start = 0
         num_units = present
         for need in self._chain:
             per_unit = self._unit // need.block_size
-            for _ in need.prefixes:
+            for _ in need.parts:
                 found = codes[start : start + num_units * per_unit][: present * per_unit]
                 start += num_units * per_unit
                 missing = next((index for index, code in enumerate(found) if code != 1), len(found))
@@ -225,7 +234,9 @@ class PrefixLookup:
             for block in blocks:
                 present[block] = need.block_hash(hashes, block) not in self._distrusted
             blocks = [block for block in blocks if present[block]]
-            rows = format_keys(need.prefixes, [need.block_hash(hashes, at) for at in blocks])
+            rows = format_keys(
+                _prefixes(known.namespace, need), [need.block_hash(hashes, at) for at in blocks]
+            )
             for row in rows:
                 keys += row
             asked.append((present, blocks, len(rows)))
@@ -250,3 +261,7 @@ class PrefixLookup:
             self._counters.add("lookup.failed", sum(code < 0 for code in codes))
             self._reason = STORE_FAILED
         return codes
+
+
+def _prefixes(namespace: str, need: ObjectNeeds) -> list[str]:
+    return [namespace + part for part in need.parts]

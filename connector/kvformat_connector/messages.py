@@ -9,6 +9,8 @@ from typing import Literal
 
 import msgspec
 
+from kvformat_connector.namespaces import Variant
+
 #: How a request's loads are moved.
 #:
 #: ``layerwise``: the request is computed in this very step. Each layer must be in memory and
@@ -47,7 +49,8 @@ class RequestStep(msgspec.Struct, frozen=True, kw_only=True):
     """What one request loads and saves in a step.
 
     ``loads`` and ``saves`` have one entry per object index at most, and any number of indices.
-    A request with ``bulk`` loads saves nothing in the same step.
+    A request with ``bulk`` loads saves nothing in the same step. ``variant`` says in which
+    namespace all of them are.
 
     ``saves`` become full in this step. Layers of ``recurrent_state`` groups get no layer hook:
     the worker writes them in ``wait_for_save``, when the step has been computed.
@@ -57,6 +60,7 @@ class RequestStep(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     request_id: str
+    variant: Variant = Variant()
     loads: list[BlockList] = []
     load_mode: LoadMode = "layerwise"
     saves: list[BlockList] = []
@@ -65,8 +69,13 @@ class RequestStep(msgspec.Struct, frozen=True, kw_only=True):
 
 class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
     """One step. ``acknowledged[rank]`` is the last failure report of that rank that the scheduler
-    has acted on: until its own last one is, a worker can't tell which blocks still hold garbage."""
+    has acted on: until its own last one is, a worker can't tell which blocks still hold garbage.
 
+    ``weights`` are those of every request from now on, as in a variant: KV of others that is still
+    being loaded is of no use.
+    """
+
+    weights: str = ""
     requests: list[RequestStep] = []
     acknowledged: dict[int, int] = {}
 

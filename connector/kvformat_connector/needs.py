@@ -12,7 +12,7 @@ from math import lcm
 
 import msgspec
 
-from kvformat.key import Namespace, key_prefix
+from kvformat.key import object_part
 from kvformat.layout import Layout
 from kvformat.objectmap import group_bitmap, object_shards
 
@@ -20,8 +20,8 @@ from kvformat.objectmap import group_bitmap, object_shards
 class ObjectNeeds(msgspec.Struct, frozen=True, kw_only=True):
     """One entry of a layout's ``objects``: its blocks, and the keys of each.
 
-    ``block_size`` and ``window`` are in tokens. ``prefixes`` has the key prefix of every shard: a
-    block is in the store when all of its shards are.
+    ``block_size`` and ``window`` are in tokens. ``parts`` has the part of a key between namespace
+    and block hash for every shard: a block is in the store when all of its shards are.
     """
 
     object_index: int
@@ -30,7 +30,7 @@ class ObjectNeeds(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int
     hashes_per_block: int
     window: int
-    prefixes: tuple[str, ...]
+    parts: tuple[str, ...]
 
     @property
     def is_chain(self) -> bool:
@@ -60,8 +60,8 @@ class ObjectNeeds(msgspec.Struct, frozen=True, kw_only=True):
         return hashes[blocks.start * size + size - 1 : blocks.stop * size : size]
 
 
-def object_needs(layout: Layout, namespace: Namespace) -> list[ObjectNeeds]:
-    """The needs of every object of a layout, by object index."""
+def object_needs(layout: Layout) -> list[ObjectNeeds]:
+    """The needs of every object of a layout, by object index: the same in every namespace."""
     needs = []
     for index, groups in enumerate(layout.objects):
         # Groups that share an object live and die together: one of them speaks for all.
@@ -74,8 +74,8 @@ def object_needs(layout: Layout, namespace: Namespace) -> list[ObjectNeeds]:
                 block_size=group.block_size,
                 hashes_per_block=group.block_size // layout.hash.block_size,
                 window=group.window,
-                prefixes=tuple(
-                    key_prefix(namespace, group_bitmap(groups), shard)
+                parts=tuple(
+                    object_part(group_bitmap(groups), shard)
                     for shard in object_shards(layout, index)
                 ),
             )

@@ -62,8 +62,7 @@ class Failures:
 class Checker:
     """The headers of a load's rows, and whether what arrives is what they describe."""
 
-    def __init__(self, fingerprint: bytes, all_rows: Sequence[Rows], failures: Failures) -> None:
-        self._fingerprint = fingerprint
+    def __init__(self, all_rows: Sequence[Rows], failures: Failures) -> None:
         self._failures = failures
         self._headers: dict[int, list[ObjectHeader | None]] = {}
         self._checksums: dict[int, NDArray[np.uint64]] = {}
@@ -75,9 +74,9 @@ class Checker:
     def take_header(self, rows: Rows, row: int, data: Buffer) -> bool:
         """Judge the header of a row. False where the row has failed by it."""
         try:
-            object_map = rows.template.object_map
-            header = decode_header(data, object_map.header_nbytes)
-            check_header(header, object_map, self._fingerprint, rows.block_hashes[row])
+            template = rows.template
+            header = decode_header(data, template.object_map.header_nbytes)
+            check_header(header, template.object_map, template.fingerprint, rows.block_hashes[row])
         except RemoteDataError as error:
             self._failures.add(rows, row, error.reason.value, error.detail)
             return False

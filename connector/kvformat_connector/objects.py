@@ -6,15 +6,16 @@ kept, and moved, together.
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from typing import Any, Final
+from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvformat.fingerprint import manifest
-from kvformat.key import ManifestKey, Namespace, format_key, key_prefix
+from kvformat.key import ManifestKey, Namespace, format_key, key_prefix, layout_namespace
 from kvformat.layout import Layout
 from kvformat.placement import Placement
 from kvformat.plan import (
@@ -29,7 +30,8 @@ from kvformat.stores.protocol import Code, Store
 from kvformat_connector.config import Options
 from kvformat_connector.device import Device, Piece
 from kvformat_connector.engine import LayerAddress, Ranks, Replicas, replicas_of
-from kvformat_connector.messages import BlockList
+from kvformat_connector.messages import BlockList, RequestStep
+from kvformat_connector.namespaces import Namespaces, Variant
 from kvformat_connector.pacing import Pace
 from kvformat_connector.sessions import Asking, SessionBook
 from kvformat_connector.staging import Stage, Staging
@@ -71,7 +73,7 @@ class ObjectTemplate:
     ) -> None:
         self.object_map = template.object_map
         self.replicas = replicas or Replicas()
-        self.prefix = key_prefix(namespace, self.object_map.group_bitmap, self.object_map.shard)
+        self._enter(namespace)
         ranges = self.object_map.layers
         self.layers: dict[LayerAddress, ObjectLayer] = {
             LayerAddress(layer.group, layer.layer): ObjectLayer(
@@ -82,6 +84,31 @@ class ObjectTemplate:
             )
             for layer in template.layers
         }
+
+    def under(self, namespace: Namespace) -> ObjectTemplate:
+        """The same objects in another namespace."""
+        made = copy.copy(self)
+        made._enter(namespace)
+        return made
+
+    def _enter(self, namespace: Namespace) -> None:
+        self.fingerprint = namespace.fingerprint
+        self.prefix = key_prefix(namespace, self.object_map.group_bitmap, self.object_map.shard)
+
+
+class Templates:
+    """The objects of one namespace that a rank reads, and that it writes, and the manifest that
+    explains them to anyone. ``manifest_due_at`` is when it is to be published again."""
+
+    def __init__(
+        self, layout: Layout, gets: Iterable[ObjectTemplate], puts: Iterable[ObjectTemplate]
+    ) -> None:
+        namespace = layout_namespace(layout)
+        self.gets = [template.under(namespace) for template in gets]
+        self.puts = [template.under(namespace) for template in puts]
+        self.manifest_key = format_key(ManifestKey(namespace))
+        self.manifest = manifest(layout)
+        self.manifest_due_at = float("-inf")
 
 
 class Rows:
@@ -206,14 +233,12 @@ class Rank:
     def __init__(
         self,
         layout: Layout,
-        namespace: Namespace,
         placement: Placement,
         store: Store,
         device: Device,
         options: Options,
         ranks: Ranks | None = None,
     ) -> None:
-        self.namespace = namespace
         self.store = store
         self.device = device
         self.pace = Pace(
@@ -223,13 +248,15 @@ class Rank:
             ),
             options.transfer_deadline_ms / 1e3,
         )
-        self.gets = [
-            ObjectTemplate(namespace, template) for template in plan_get(layout, placement)
-        ]
-        self.puts = [
+        namespace = layout_namespace(layout)
+        gets = [ObjectTemplate(namespace, template) for template in plan_get(layout, placement)]
+        puts = [
             ObjectTemplate(namespace, template, replicas_of(template.object_map, ranks or Ranks()))
             for template in plan_put(layout, placement)
         ]
+        self._namespaces = Namespaces(layout, lambda variant: Templates(variant, gets, puts))
+        #: Of what the engine started with.
+        self.own = self.templates(Variant())
         #: The order in which the engine computes layers.
         self.sequence = [LayerAddress(placed.group, placed.layer) for placed in placement.layers]
         self.load_staging = Staging(store, options.staging_bytes // 2)
@@ -237,8 +264,28 @@ class Rank:
         # Apart from the rest: stages of layers may all be held by jobs that wait for a commit.
         self.header_staging = Staging(store, _HEADER_STAGING_NBYTES)
         self.open_gets = SessionBook()
-        self.manifest_key = format_key(ManifestKey(namespace))
-        self.manifest = manifest(layout)
+
+    def templates(self, variant: Variant) -> Templates:
+        """The objects of a variant's namespace."""
+        return self._namespaces.of(variant)
+
+    def rows_to_get(self, steps: Iterable[RequestStep]) -> list[Rows]:
+        """Rows for what these requests load."""
+        return [
+            rows
+            for variant, wanted in _by_variant(steps, "loads")
+            for rows in make_rows(self.templates(variant).gets, wanted, for_put=False)
+        ]
+
+    def rows_to_put(self, steps: Iterable[RequestStep], without: Container[str] = ()) -> list[Rows]:
+        """Rows for what these requests save, of keys that aren't in ``without``."""
+        return [
+            rows
+            for variant, wanted in _by_variant(steps, "saves")
+            for rows in make_rows(
+                self.templates(variant).puts, wanted, for_put=True, without=without
+            )
+        ]
 
     def chunks(self, rows: Indices, row_nbytes: int, staging: Staging) -> Iterator[Indices]:
         """These rows in parts that fit into one stage each."""
@@ -303,15 +350,21 @@ class Rank:
         )
         return codes
 
-    def publish_manifest(self, asking: Asking) -> int:
-        """Store the manifest of the namespace, so that its keys can be explained by anyone."""
+    def publish_manifest(self, asking: Asking, templates: Templates) -> int:
+        """Store the manifest of a namespace, so that its keys can be explained by anyone."""
 
         def put(keys: Sequence[str], data: bytes) -> list[int]:
             return [self.store.put(keys[0], data)]
 
-        return asking.ask(put, [self.manifest_key], self.manifest)[0]
+        return asking.ask(put, [templates.manifest_key], templates.manifest)[0]
 
 
-def wanted_blocks(steps: Iterable[Any], field: str) -> list[tuple[str, BlockList]]:
-    """``(request_id, blocks)`` of one field (``loads`` or ``saves``) of many request steps."""
-    return [(step.request_id, blocks) for step in steps for blocks in getattr(step, field)]
+def _by_variant(
+    steps: Iterable[RequestStep], field: Literal["loads", "saves"]
+) -> Iterable[tuple[Variant, list[tuple[str, BlockList]]]]:
+    """By variant, ``(request_id, blocks)`` of one field of many request steps."""
+    found: dict[Variant, list[tuple[str, BlockList]]] = {}
+    for step in steps:
+        for blocks in getattr(step, field):
+            found.setdefault(step.variant, []).append((step.request_id, blocks))
+    return found.items()

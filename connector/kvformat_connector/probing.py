@@ -19,10 +19,11 @@ _NUM_BYTES_READ: Final = 64
 def probe_store(rank: Rank, suspects: Sequence[str]) -> bool:
     """Whether the namespace's manifest can be put and read back through the calls that loads use,
     and so can those suspects that are still there."""
-    if rank.publish_manifest(Direct()) not in (Code.OK, Code.EXISTS):
+    own = rank.own
+    if rank.publish_manifest(Direct(), own) not in (Code.OK, Code.EXISTS):
         return False
-    found = _read(rank, rank.manifest_key, len(rank.manifest))
-    return found == rank.manifest and all(
+    found = _read(rank, own.manifest_key, len(own.manifest))
+    return found == own.manifest and all(
         _read(rank, key, _NUM_BYTES_READ) != b"" for key in suspects
     )
 

@@ -28,7 +28,7 @@ IGNORED_SECTIONS: Final[dict[str, str]] = {
     "offload_config": "where weights wait",
     "compilation_config": "how kernels are built: rounding at most",
     "kernel_config": "which of several equivalent kernels runs: rounding at most",
-    "lora_config": "requests with an adapter are not stored",
+    "lora_config": "of requests with an adapter; what counts of it is in the adapter's identity",
     "kv_transfer_config": "this connector's own options",
     "kv_events_config": "reporting",
     "ec_transfer_config": "encoder outputs, hashed into the block hash by content",
@@ -149,6 +149,17 @@ IGNORED_FIELDS: Final[dict[str, tuple[str, ...]]] = {
     ),
 }
 
+#: Of ``lora_config``, for requests with an adapter.
+IGNORED_ADAPTER_FIELDS: Final[dict[str, str]] = {
+    "max_lora_rank": "room: lower ranks are filled up with zeros, higher ones refused",
+    "max_loras": "how many adapters a step computes with",
+    "max_cpu_loras": "how many adapters are kept",
+    "fully_sharded_loras": "how work is spread over devices",
+    "specialize_active_lora": "how kernels are built",
+    "default_mm_loras": "which requests get which adapter; its own identity says which it is",
+    "max_lora_cls_labels": "classification heads: no KV",
+}
+
 _NAMED: Final = frozenset(name for names in IGNORED_FIELDS.values() for name in names)
 #: What doesn't matter of a model doesn't matter of a draft either.
 _IGNORED: Final = _NAMED | {
@@ -163,8 +174,9 @@ _ABSENT: Final = object()
 def config_values(config: Any) -> dict[str, ConfigValue]:
     """Dotted names and values of everything in a ``VllmConfig`` that counts.
 
-    Floats become their shortest text, enumerations and dtypes their names, ``None`` the text
-    ``none``: a layout holds text, integers and booleans only.
+    Floats become their shortest text, enumerations and dtypes their names: a layout holds text,
+    integers and booleans only. ``None`` is left out, so that it is no text's value, and a setting
+    that a newer engine adds and nobody sets changes nothing.
     """
     values: dict[str, ConfigValue] = {}
     for section, value in _fields_of(config):
@@ -172,6 +184,17 @@ def config_values(config: Any) -> dict[str, ConfigValue]:
             for name, leaf in _flatten(section, value, 0):
                 values[_config_name(name)] = leaf
     return _without_repetition(values)
+
+
+def adapter_settings(lora_config: Any) -> str:
+    """The settings that change what an adapter computes, as ``" name=value"`` each, for its
+    identity."""
+    return "".join(
+        f" {name}={leaf}"
+        for field, value in sorted(_fields_of(lora_config))
+        if field not in IGNORED_ADAPTER_FIELDS
+        for name, leaf in _flatten(field, value, 0)
+    )
 
 
 def _without_repetition(values: dict[str, ConfigValue]) -> dict[str, ConfigValue]:
@@ -192,7 +215,7 @@ def _fields_of(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _flatten(name: str, value: Any, depth: int) -> Iterator[tuple[str, ConfigValue]]:
-    if name in _IGNORED:
+    if name in _IGNORED or value is None:
         return
     if depth > _MAX_DEPTH:
         raise RecursionError(f"configuration value {name} is nested too deeply to be compared")
@@ -226,8 +249,6 @@ def _children(value: Any) -> Iterator[tuple[str, Any]] | None:
 def _leaf(value: Any) -> ConfigValue:
     if isinstance(value, enum.Enum):
         return value.name
-    if value is None:
-        return "none"
     if isinstance(value, bool):
         return value
     if isinstance(value, int):
@@ -235,7 +256,7 @@ def _leaf(value: Any) -> ConfigValue:
     if isinstance(value, float):
         return repr(value)
     if isinstance(value, list | tuple):
-        return _short(json.dumps([_leaf(item) for item in value]))
+        return _short(json.dumps([None if item is None else _leaf(item) for item in value]))
     if isinstance(value, set | frozenset):
         return _short(json.dumps(sorted(str(_leaf(item)) for item in value)))
     if isinstance(value, type) or callable(value):

@@ -287,7 +287,7 @@ class SaveStep:
             for position, row in enumerate(chunk.tolist()):
                 header = new_header(
                     object_map,
-                    self._rank.namespace.fingerprint,
+                    rows.template.fingerprint,
                     rows.block_hashes[row],
                     write_ids[position * _WRITE_ID_NBYTES : (position + 1) * _WRITE_ID_NBYTES],
                     checksums[row],

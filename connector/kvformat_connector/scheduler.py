@@ -10,15 +10,17 @@ from typing import Any, Final
 
 import msgspec
 
-from kvformat.key import ManifestKey, Namespace, format_key
+from kvformat.key import ManifestKey, format_key, layout_namespace, namespace_prefix
 from kvformat.layout import Layout
 from kvformat.stores.protocol import Store
+from kvformat_connector.adapters import Adapters
 from kvformat_connector.answers import ask
 from kvformat_connector.breaker import Breaker
 from kvformat_connector.config import Options
 from kvformat_connector.engine import Ranks
 from kvformat_connector.lookup import Distrusted, PrefixLookup
 from kvformat_connector.messages import BlockList, LoadMode, RequestStep, StepPlan, WorkerReport
+from kvformat_connector.namespaces import Namespaces, Variant
 from kvformat_connector.needs import ObjectNeeds, alignment, fails_by_block, object_needs
 from kvformat_connector.stats import Counters
 
@@ -50,15 +52,19 @@ class _Request(msgspec.Struct):
     """A request that has blocks. ``block_ids[group]`` are the engine's, in token order."""
 
     block_hashes: Sequence[bytes]  #: the engine's own list: it grows as tokens come
+    variant: Variant
+    lora_request: Any
     num_saved_tokens_max: int
     block_ids: BlockIds = ()
     num_promised_tokens: int = 0  #: to be loaded in the step that schedules it
 
 
 class _Asked(msgspec.Struct, frozen=True):
-    """A question about a request's prefix: tokens in memory, tokens of whole blocks that could be
-    loaded, and why it wasn't promised more."""
+    """A question about a request's prefix: what the request is computed with, None where that isn't
+    known; tokens in memory, tokens of whole blocks that could be loaded, and why it wasn't promised
+    more."""
 
+    variant: Variant | None
     num_local_tokens: int
     num_usable_tokens: int
     reason: str
@@ -70,16 +76,22 @@ class Scheduler:
     def __init__(
         self,
         layout: Layout,
-        namespace: Namespace,
         store: Store,
         options: Options,
         counters: Counters,
         *,
+        adapters: Adapters | None = None,
         may_load: bool = True,
         may_save: bool = True,
         load_mode: LoadMode = "layerwise",
     ) -> None:
-        self._needs = object_needs(layout, namespace)
+        self._needs = object_needs(layout)
+        #: Prefixes of keys.
+        self._namespaces = Namespaces(
+            layout, lambda variant: namespace_prefix(layout_namespace(variant))
+        )
+        self._adapters = adapters or Adapters()
+        self._weights = ""
         self._hash_block_size = layout.hash.block_size
         #: Tokens of which a promise is a multiple.
         self._unit = alignment(self._needs)
@@ -92,7 +104,7 @@ class Scheduler:
         self._may_load = may_load
         self._may_save = may_save
         self._distrusted = Distrusted(options.failed_key_retry_ms)
-        manifest_key = format_key(ManifestKey(namespace))
+        manifest_key = format_key(ManifestKey(layout_namespace(layout)))
         self._lookup = PrefixLookup(
             store,
             self._needs,
@@ -125,15 +137,19 @@ class Scheduler:
         limit = min(num_hashed, request.num_tokens - 1) // self._unit * self._unit
         first = end = num_local_tokens
         reason = "unaligned"
-        if not self._is_stored(request):
+        variant = self._variant_of(request)
+        if variant is None:
             reason = "adapter"
         elif any(self._store_down.values()):
             self._counters.add("lookup.store_down")
             reason = "store_down"
         elif first % self._unit == 0 and first < limit:
-            end = self._lookup.end(request.request_id, request.block_hashes, first, limit)
+            namespace = self._namespaces.of(variant)
+            end = self._lookup.end(
+                request.request_id, namespace, request.block_hashes, first, limit
+            )
             reason = self._lookup.reason(request.request_id)
-        self._asked[request.request_id] = _Asked(first, limit, reason)
+        self._asked[request.request_id] = _Asked(variant, first, limit, reason)
         return end - first
 
     @property
@@ -159,11 +175,15 @@ class Scheduler:
         if asked is not None:
             self._count_misses(asked, request.num_tokens, num_external_tokens)
         first = 0 if asked is None else asked.num_local_tokens
-        if not self._is_stored(request):
+        # Not asked again: what was promised is of this variant.
+        variant = self._variant_of(request) if asked is None else asked.variant
+        if variant is None:
             self._counters.add("requests.not_stored")
             return
         made = self._requests[request_id] = _Request(
             block_hashes=request.block_hashes,
+            variant=variant,
+            lora_request=request.lora_request,
             num_saved_tokens_max=self._num_saved_tokens_max(request),
         )
         self._counters.add("lookup.hit_tokens", num_external_tokens)
@@ -174,6 +194,7 @@ class Scheduler:
             self._bulk_loads.append(
                 RequestStep(
                     request_id=request_id,
+                    variant=variant,
                     loads=self._loads(made, block_ids(), first, first + num_external_tokens),
                     load_mode="bulk",
                 )
@@ -214,6 +235,7 @@ class Scheduler:
                     steps.append(step)
         bulk_loads, self._bulk_loads = self._bulk_loads, []
         return StepPlan(
+            weights=self._weights,
             requests=[*self._with_shared_blocks(steps), *bulk_loads],
             acknowledged=dict(self._acknowledged),
         )
@@ -223,6 +245,26 @@ class Scheduler:
         self._lookup.forget(request_id)
         self._asked.pop(request_id, None)
         self._requests.pop(request_id, None)
+
+    def change_weights(self, identity: str) -> None:
+        """The engine gets other weights, or has got them: what is computed from now on belongs to
+        ``identity``, and nothing that was promised before is loaded.
+
+        Requests that have blocks are left alone from now on: these hold KV of the weights before.
+        One that the engine preempts, and so computes anew, is asked about again like a new one.
+        """
+        self._counters.add("weights.changed")
+        self._weights = identity
+        for request_id in list(self._asked):
+            self._lookup.forget(request_id)
+        self._asked.clear()
+        self._requests.clear()
+        self._bulk_loads.clear()
+
+    @property
+    def namespace(self) -> str:
+        """Prefix of the keys of what the engine computes now, without an adapter."""
+        return self._namespaces.of(Variant(self._weights))
 
     def reported(self, report: WorkerReport) -> None:
         """Workers could not load what a request had been promised."""
@@ -251,9 +293,12 @@ class Scheduler:
         )
         self._counters.add("lookup.miss_tokens.tail", num_tokens - usable_end)
 
-    def _is_stored(self, request: Any) -> bool:
-        # The block hash holds an adapter's name only, so two adapters of one name would share.
-        return request.lora_request is None
+    def _variant_of(self, request: Any) -> Variant | None:
+        """What a request is computed with; None where nobody can tell."""
+        if request.lora_request is None:
+            return Variant(self._weights)
+        adapter = self._adapters.identity(request.lora_request)
+        return Variant(self._weights, adapter) if adapter else None
 
     def _num_saved_tokens_max(self, request: Any) -> int:
         if not self._may_save:
@@ -293,9 +338,16 @@ class Scheduler:
         if saves and self._rests_on_garbage(request, num_computed):
             self._counters.add("save.on_garbage", sum(len(made.block_hashes) for made in saves))
             saves = []
+        if saves and request.lora_request and not self._is_still_its_adapter(request):
+            self._counters.add("save.adapter_changed", sum(len(b.block_hashes) for b in saves))
+            saves = []
         if not loads and not saves:
             return None
-        return RequestStep(request_id=request_id, loads=loads, saves=saves)
+        return RequestStep(request_id=request_id, variant=request.variant, loads=loads, saves=saves)
+
+    def _is_still_its_adapter(self, request: _Request) -> bool:
+        # An engine that loads an adapter anew computes running requests with it from then on.
+        return self._adapters.is_still(request.lora_request, request.variant.adapter)
 
     def _loads(
         self, request: _Request, block_ids: BlockIds, first: int, end: int

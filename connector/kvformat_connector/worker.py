@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from kvformat.key import Namespace
 from kvformat.layout import Layout
 from kvformat.stores.protocol import Store
 from kvformat_connector.breaker import Breaker
@@ -24,7 +23,7 @@ from kvformat_connector.engine import (
 from kvformat_connector.loading import LoadOutcome, LoadStep
 from kvformat_connector.messages import StepPlan, StoredBlock, WorkerReport, merge_reports
 from kvformat_connector.needs import fails_by_block
-from kvformat_connector.objects import Rank, make_rows, wanted_blocks
+from kvformat_connector.objects import Rank
 from kvformat_connector.probing import probe_store
 from kvformat_connector.saving import SaveStep
 from kvformat_connector.stats import Counters
@@ -42,6 +41,8 @@ _SAVE_WAIT_S: Final = 1.0
 #: Calls that hang at once; each keeps a thread and the memory it was given.
 _MAX_LEFT_BEHIND: Final = 3
 _CLOSE_LIMIT_S: Final = 5.0
+#: Why a row failed whose KV was computed with weights that the engine has no more.
+WEIGHTS_CHANGED: Final = "weights_changed"
 
 
 class Worker:
@@ -50,7 +51,6 @@ class Worker:
     def __init__(
         self,
         layout: Layout,
-        namespace: Namespace,
         store: Store,
         options: Options,
         counters: Counters,
@@ -62,7 +62,6 @@ class Worker:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._layout = layout
-        self._namespace = namespace
         self._store = store
         self._options = options
         self._counters = counters
@@ -105,14 +104,12 @@ class Worker:
         self._report: WorkerReport | None = None
         self._num_reports = 0
         self._is_told_down = False
-        self._manifest_due_at = float("-inf")
 
     def register(self, kv_caches: Mapping[str, Any]) -> None:
         """Take the engine's KV tensors. Raises ``ConfigError`` for what the layout doesn't say."""
         placement = derive_placement(self._layout, kv_caches, self._ranks)
         self._rank = Rank(
             self._layout,
-            self._namespace,
             placement,
             self._store,
             device_for(self._layout, placement, kv_caches),
@@ -129,22 +126,22 @@ class Worker:
         """Prepare a step; what it saves is opened now, because no other hook comes before the
         first layer of a step that loads nothing."""
         self.end_step()
+        if plan.weights != self._plan.weights and self._bulk is not None:
+            self._bulk.void_all(WEIGHTS_CHANGED, "the weights were changed meanwhile")
         self._plan = plan
         is_usable = self._is_store_usable()
         if is_usable and self._damaged is not None:
             self._damaged.poll()
         if self._rank is None or not plan.requests:
             return
-        if is_usable and self._clock() >= self._manifest_due_at:
-            self._manifest_due_at = self._clock() + _MANIFEST_EVERY_S
-            channel = self._save_channels.current
-            channel.submit(self._rank.publish_manifest, channel)
+        if is_usable:
+            self._publish_manifests(plan)
         self._begin_saves(plan, is_usable)
         layerwise = [step for step in plan.requests if step.load_mode == "layerwise"]
-        if loads := wanted_blocks(layerwise, "loads"):
+        if any(step.loads for step in layerwise):
             self._loads = LoadStep(
                 self._rank,
-                make_rows(self._rank.gets, loads, for_put=False),
+                self._rank.rows_to_get(layerwise),
                 self._load_channels,
                 self._check_lane,
                 self._depth,
@@ -251,9 +248,19 @@ class Worker:
                 thread.close(max(0.0, deadline - self._clock()))
         self._store.close()
 
+    def _publish_manifests(self, plan: StepPlan) -> None:
+        assert self._rank is not None
+        now = self._clock()
+        for variant in {step.variant for step in plan.requests}:
+            templates = self._rank.templates(variant)
+            if now >= templates.manifest_due_at:
+                templates.manifest_due_at = now + _MANIFEST_EVERY_S
+                channel = self._save_channels.current
+                channel.submit(self._rank.publish_manifest, channel, templates)
+
     def _begin_saves(self, plan: StepPlan, is_usable: bool) -> None:
         assert self._rank is not None
-        saves = wanted_blocks(plan.requests, "saves")
+        saves = [blocks for step in plan.requests for blocks in step.saves]
         if not saves:
             return
         held_by = None
@@ -264,10 +271,10 @@ class Worker:
             # garbage as computed.
             held_by = "save.held"
         if held_by:
-            self._counters.add(held_by, sum(len(blocks.block_hashes) for _, blocks in saves))
+            self._counters.add(held_by, sum(len(blocks.block_hashes) for blocks in saves))
             return
         pending = {key for step in self._pending for key in step.keys}
-        rows = make_rows(self._rank.puts, saves, for_put=True, without=pending)
+        rows = self._rank.rows_to_put(plan.requests, without=pending)
         if rows:
             self._saves = SaveStep(
                 self._rank,
@@ -289,9 +296,7 @@ class Worker:
         assert self._bulk is not None
         for step in plan.requests:
             if step.load_mode == "bulk":
-                wanted = wanted_blocks([step], "loads")
-                rows = make_rows(self._rank.gets, wanted, for_put=False)
-                self._bulk.start(step.request_id, rows)
+                self._bulk.start(step.request_id, self._rank.rows_to_get([step]))
 
     def _finish_loads(self) -> None:
         loads, self._loads = self._loads, None

@@ -103,7 +103,7 @@ def per_layer(which: str, **options: Any) -> float:
         (object_map,) = object_maps(rank.layout)
         checksums = np.zeros(num_layers, np.uint64)
         assert rank.worker._rank is not None
-        prefix = rank.worker._rank.gets[0].prefix
+        prefix = rank.worker._rank.own.gets[0].prefix
         for block_hash in hashes:
             header = new_header(
                 object_map, rank.namespace.fingerprint, block_hash, bytes(16), checksums

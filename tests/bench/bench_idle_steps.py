@@ -65,9 +65,7 @@ def measure_worker() -> list[Row]:
 def measure_scheduler() -> Row:
     rank = BenchRank(MemoryStore("memory://"), num_layers=2, num_blocks=2, head_size=8)
     options = parse_options({"store": "memory://"})
-    scheduler = Scheduler(
-        rank.layout, rank.namespace, MemoryStore("memory://"), options, Counters()
-    )
+    scheduler = Scheduler(rank.layout, MemoryStore("memory://"), options, Counters())
     connector = facade(_scheduler=scheduler)
     num_tokens = 1000
     hashes = block_hashes(num_tokens // BLOCK_SIZE)

@@ -10,7 +10,7 @@ from measure import Row, best_us, report, row
 from ranks import block_hashes
 from shapes import BLOCK_SIZE, GQA, model
 
-from kvformat.key import format_keys, layout_namespace
+from kvformat.key import format_keys
 from kvformat_connector.config import parse_options
 from kvformat_connector.needs import object_needs
 from kvformat_connector.scheduler import Scheduler
@@ -35,7 +35,6 @@ class NullStore:
 
 def measure() -> list[Row]:
     layout = model(64, GQA, head_shards=NUM_SHARDS)
-    namespace = layout_namespace(layout)
     hashes = block_hashes(NUM_TOKENS // BLOCK_SIZE)
     request = SimpleNamespace(
         request_id="r", block_hashes=hashes, num_tokens=NUM_TOKENS + 1, lora_request=None
@@ -44,11 +43,11 @@ def measure() -> list[Row]:
     def scheduler(answer: int) -> tuple[Scheduler, NullStore]:
         store = NullStore(answer)
         options = parse_options({"store": "memory://"})
-        return Scheduler(layout, namespace, store, options, Counters()), store  # type: ignore[arg-type]
+        return Scheduler(layout, store, options, Counters()), store  # type: ignore[arg-type]
 
     there, _ = scheduler(1)
     missing, store = scheduler(0)
-    prefixes = object_needs(layout, namespace)[0].prefixes
+    prefixes = [there.namespace + part for part in object_needs(layout)[0].parts]
 
     def look_up() -> int:
         promised = there.match(request, 0)

@@ -39,7 +39,6 @@ class BenchRank:
         self.namespace = layout_namespace(self.layout)
         self.worker = Worker(
             self.layout,
-            self.namespace,
             store,
             parse_options({"store": "memory://", **options}),
             self.counters,

@@ -119,8 +119,8 @@ class SimulatedEngine:
         self.namespace: Namespace = layout_namespace(self.layout)
         self.options: Options = parse_options({"store": "memory://", **options})
         self.counters = Counters()
-        self.scheduler = Scheduler(self.layout, self.namespace, store, self.options, self.counters)
-        self.worker = Worker(self.layout, self.namespace, store, self.options, self.counters)
+        self.scheduler = Scheduler(self.layout, store, self.options, self.counters)
+        self.worker = Worker(self.layout, store, self.options, self.counters)
         dtype = np.dtype(np.float32 if "32" in self._dtype() else np.float16)
         self.memory = {
             layer.name: np.zeros((NUM_BLOCKS, NUM_HEADS, BLOCK_SIZE, 2 * HEAD_SIZE), dtype)

@@ -191,7 +191,7 @@ def test_who_saves_nothing_removes_nothing(expected: list[list[bytes]]) -> None:
     store = FaultyStore()
     key = save_and_damage(store, flip)
     warm = SimulatedEngine(store)
-    worker = Worker(warm.layout, warm.namespace, store, warm.options, warm.counters, may_save=False)
+    worker = Worker(warm.layout, store, warm.options, warm.counters, may_save=False)
     assert worker._damaged is None
     assert store.exists([key]) == [1]
 

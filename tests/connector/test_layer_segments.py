@@ -32,7 +32,6 @@ def load_first_segment(engine: SimulatedEngine, store: FaultyStore, request: Req
     names = ["layer0", "layer1"]
     reader = Worker(
         engine.layout,
-        engine.namespace,
         store,
         engine.options,
         Counters(),

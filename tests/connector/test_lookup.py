@@ -25,21 +25,21 @@ def store() -> FaultyStore:
     return FaultyStore()
 
 
-def fill(store: FaultyStore, num_blocks: int, prefixes: tuple[str, ...] = ("p/",)) -> None:
-    for prefix in prefixes:
+def fill(store: FaultyStore, num_blocks: int, parts: tuple[str, ...] = ("p/",)) -> None:
+    for part in parts:
         for block_hash in HASHES[:num_blocks]:
-            store.put(prefix + block_hash.hex(), b"x")
+            store.put("n/" + part + block_hash.hex(), b"x")
 
 
 def make_lookup(
     store: FaultyStore,
     *,
     window: int = 8,
-    prefixes: tuple[str, ...] = ("p/",),
+    parts: tuple[str, ...] = ("p/",),
     distrusted: Distrusted | None = None,
 ) -> PrefixLookup:
     return PrefixLookup(
-        store, [need(prefixes=prefixes)], window, distrusted or Distrusted(1000), Counters()
+        store, [need(parts=parts)], window, distrusted or Distrusted(1000), Counters()
     )
 
 
@@ -53,7 +53,7 @@ def need(**fields: object) -> ObjectNeeds:
             "block_size": 1,
             "hashes_per_block": 1,
             "window": 0,
-            "prefixes": ("p/",),
+            "parts": ("p/",),
             **fields,
         }
     )
@@ -63,33 +63,33 @@ def need(**fields: object) -> ObjectNeeds:
 def test_the_longest_prefix_is_found(store: FaultyStore, present: int) -> None:
     """However many blocks there are, exactly they are found."""
     fill(store, present)
-    assert make_lookup(store).end("r", HASHES, 0, len(HASHES)) == present
+    assert make_lookup(store).end("r", "n/", HASHES, 0, len(HASHES)) == present
 
 
 def test_a_block_behind_a_gap_does_not_count(store: FaultyStore) -> None:
     """A prefix ends at its first hole, whatever comes after it."""
     fill(store, 100)
-    store.remove([f"p/{HASHES[40].hex()}"])
-    assert make_lookup(store).end("r", HASHES, 0, 100) == 40
+    store.remove([f"n/p/{HASHES[40].hex()}"])
+    assert make_lookup(store).end("r", "n/", HASHES, 0, 100) == 40
 
 
 def test_a_block_needs_all_its_shards(store: FaultyStore) -> None:
     """One missing shard object ends the prefix."""
     fill(store, 20, ("p/", "q/"))
-    store.remove([f"q/{HASHES[5].hex()}"])
-    assert make_lookup(store, prefixes=("p/", "q/")).end("r", HASHES, 0, 20) == 5
+    store.remove([f"n/q/{HASHES[5].hex()}"])
+    assert make_lookup(store, parts=("p/", "q/")).end("r", "n/", HASHES, 0, 20) == 5
 
 
 def test_a_missing_first_block_costs_one_call_of_one_window(store: FaultyStore) -> None:
     """Case 32: a long prompt of which nothing is there."""
-    assert make_lookup(store).end("r", HASHES, 0, len(HASHES)) == 0
+    assert make_lookup(store).end("r", "n/", HASHES, 0, len(HASHES)) == 0
     assert store.sizes["exists"] == [8]
 
 
 def test_windows_double_while_blocks_are_there(store: FaultyStore) -> None:
     """A long hit takes few calls."""
     fill(store, 100)
-    make_lookup(store).end("r", HASHES, 0, len(HASHES))
+    make_lookup(store).end("r", "n/", HASHES, 0, len(HASHES))
     assert store.sizes["exists"] == [8, 16, 32, 64]
 
 
@@ -98,13 +98,13 @@ def test_asking_again_costs_nothing(store: FaultyStore) -> None:
     first, also where local hits have grown in between."""
     fill(store, 20)
     lookup = make_lookup(store)
-    assert lookup.end("r", HASHES, 0, 30) == 20
+    assert lookup.end("r", "n/", HASHES, 0, 30) == 20
     calls = store.calls["exists"]
     for _ in range(95):
-        assert lookup.end("r", HASHES, 3, 30) == 20
+        assert lookup.end("r", "n/", HASHES, 3, 30) == 20
     assert store.calls["exists"] == calls
     lookup.forget("r")
-    lookup.end("r", HASHES, 0, 30)
+    lookup.end("r", "n/", HASHES, 0, 30)
     assert store.calls["exists"] > calls
 
 
@@ -112,9 +112,9 @@ def test_a_prompt_that_grew_is_asked_from_where_the_last_answer_ended(store: Fau
     """After a preemption a request has more blocks: only the new ones are asked for."""
     fill(store, 20)
     lookup = make_lookup(store)
-    assert lookup.end("r", HASHES, 0, 10) == 10
+    assert lookup.end("r", "n/", HASHES, 0, 10) == 10
     store.sizes.clear()
-    assert lookup.end("r", HASHES, 0, 14) == 14
+    assert lookup.end("r", "n/", HASHES, 0, 14) == 14
     assert store.sizes["exists"] == [4]
 
 
@@ -125,9 +125,9 @@ def test_a_distrusted_block_ends_the_prefix_until_its_time_is_over(store: Faulty
     distrusted = Distrusted(1000, clock)
     distrusted.add([HASHES[4]])
     lookup = make_lookup(store, distrusted=distrusted)
-    assert lookup.end("a", HASHES, 0, 20) == 4
+    assert lookup.end("a", "n/", HASHES, 0, 20) == 4
     clock.now = 1.5
-    assert lookup.end("b", HASHES, 0, 20) == 20
+    assert lookup.end("b", "n/", HASHES, 0, 20) == 20
     clock.now = 2.5
     distrusted.add([HASHES[0]])
     assert len(distrusted) == 1  # spent entries don't pile up
@@ -148,17 +148,17 @@ def test_a_store_that_cannot_answer_is_a_miss(store: FaultyStore, answer: object
     """No store can end an engine, and no malformed list is read as a hit."""
     fill(store, 20)
     store.bend["exists"] = lambda number, keys, codes: answer(codes)  # type: ignore[operator]
-    assert make_lookup(store).end("r", HASHES, 0, 20) == 0
+    assert make_lookup(store).end("r", "n/", HASHES, 0, 20) == 0
 
 
 def of_kind(kind: str, window: int = 0, **fields: object) -> ObjectNeeds:
     """A second object, of windows or states, under keys of its own."""
-    return need(object_index=1, groups=(1,), kind=kind, window=window, prefixes=("w/",), **fields)
+    return need(object_index=1, groups=(1,), kind=kind, window=window, parts=("w/",), **fields)
 
 
-def put(store: FaultyStore, prefix: str, blocks: range | list[int]) -> None:
+def put(store: FaultyStore, part: str, blocks: range | list[int]) -> None:
     for block in blocks:
-        store.put(prefix + HASHES[block].hex(), b"x")
+        store.put("n/" + part + HASHES[block].hex(), b"x")
 
 
 def hybrid_lookup(store: FaultyStore, *needs: ObjectNeeds) -> PrefixLookup:
@@ -171,7 +171,7 @@ def test_a_window_needs_only_what_the_next_token_sees(store: FaultyStore) -> Non
     fill(store, 20)
     put(store, "w/", range(17, 20))
     lookup = hybrid_lookup(store, need(), of_kind("sliding_window", 4))
-    assert lookup.end("r", HASHES, 0, 30) == 20
+    assert lookup.end("r", "n/", HASHES, 0, 30) == 20
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_the_last_end_that_has_its_window_is_found(
     fill(store, 20)
     put(store, "w/", present)
     lookup = hybrid_lookup(store, need(), of_kind("sliding_window", 4))
-    assert lookup.end("r", HASHES, 0, 30) == expected
+    assert lookup.end("r", "n/", HASHES, 0, 30) == expected
 
 
 def test_blocks_of_a_window_in_memory_are_not_asked_for(store: FaultyStore) -> None:
@@ -202,7 +202,7 @@ def test_blocks_of_a_window_in_memory_are_not_asked_for(store: FaultyStore) -> N
     fill(store, 20)
     put(store, "w/", [18, 19])
     lookup = hybrid_lookup(store, need(), of_kind("sliding_window", 8))
-    assert lookup.end("r", HASHES, 18, 30) == 20
+    assert lookup.end("r", "n/", HASHES, 18, 30) == 20
 
 
 @pytest.mark.parametrize(("states", "expected"), [([19], 20), ([3, 11], 12), ([25], 0), ([], 0)])
@@ -213,7 +213,7 @@ def test_a_state_is_needed_at_the_end_alone(
     fill(store, 20)
     put(store, "w/", states)
     lookup = hybrid_lookup(store, need(), of_kind("recurrent_state"))
-    assert lookup.end("r", HASHES, 0, 30) == expected
+    assert lookup.end("r", "n/", HASHES, 0, 30) == expected
 
 
 def test_local_chunks_need_the_chunk_that_goes_on(store: FaultyStore) -> None:
@@ -221,37 +221,37 @@ def test_local_chunks_need_the_chunk_that_goes_on(store: FaultyStore) -> None:
     fill(store, 20)
     put(store, "w/", [17, 18, 19])
     lookup = hybrid_lookup(store, need(), of_kind("chunked_local", 8))
-    assert lookup.end("r", HASHES, 0, 30) == 16
+    assert lookup.end("r", "n/", HASHES, 0, 30) == 16
     put(store, "w/", [16])
-    assert lookup.end("s", HASHES, 0, 30) == 20
+    assert lookup.end("s", "n/", HASHES, 0, 30) == 20
 
 
 def test_blocks_of_several_sizes_meet_at_common_ends(store: FaultyStore) -> None:
     """Blocks of 2 and 3 hashes: a prefix is a multiple of 6, and hashes are those of its ends."""
     two = need(block_size=2, hashes_per_block=2)
-    three = need(object_index=1, block_size=3, hashes_per_block=3, prefixes=("q/",))
+    three = need(object_index=1, block_size=3, hashes_per_block=3, parts=("q/",))
     put(store, "p/", [1, 3, 5, 7, 9, 11, 13])
     put(store, "q/", [2, 5, 8, 11])
-    assert hybrid_lookup(store, two, three).end("r", HASHES, 0, 18) == 12
-    store.remove([f"q/{HASHES[8].hex()}"])
-    assert hybrid_lookup(store, two, three).end("r", HASHES, 0, 18) == 6
+    assert hybrid_lookup(store, two, three).end("r", "n/", HASHES, 0, 18) == 12
+    store.remove([f"n/q/{HASHES[8].hex()}"])
+    assert hybrid_lookup(store, two, three).end("r", "n/", HASHES, 0, 18) == 6
 
 
 def test_only_windows_are_asked_from_the_end(store: FaultyStore) -> None:
     """Without a chain the search goes backwards, in windows that double."""
     put(store, "w/", range(40, 44))
     lookup = hybrid_lookup(store, of_kind("sliding_window", 4))
-    assert lookup.end("r", HASHES, 0, 200) == 44
+    assert lookup.end("r", "n/", HASHES, 0, 200) == 44
     assert len(store.sizes["exists"]) == 6
     calls = store.calls["exists"]
-    assert lookup.end("r", HASHES, 0, 200) == 44
+    assert lookup.end("r", "n/", HASHES, 0, 200) == 44
     assert store.calls["exists"] == calls
 
 
 def test_a_hybrid_miss_costs_one_call(store: FaultyStore) -> None:
     """Case 32 with several groups: nothing of the chain, so nothing else is asked."""
     lookup = hybrid_lookup(store, need(), of_kind("recurrent_state"))
-    assert lookup.end("r", HASHES, 0, len(HASHES)) == 0
+    assert lookup.end("r", "n/", HASHES, 0, len(HASHES)) == 0
     assert store.sizes["exists"] == [8]
 
 
@@ -262,4 +262,4 @@ def test_a_distrusted_window_block_is_missing(store: FaultyStore) -> None:
     distrusted = Distrusted(1000)
     distrusted.add([HASHES[19]])
     lookup = PrefixLookup(store, [need(), of_kind("sliding_window", 2)], 8, distrusted, Counters())
-    assert lookup.end("r", HASHES, 0, 30) == 19
+    assert lookup.end("r", "n/", HASHES, 0, 30) == 19

@@ -9,7 +9,6 @@ from faulty_store import FaultyStore
 from simulated_engine import Tensor
 
 from kvformat.components import recurrent_state
-from kvformat.key import layout_namespace
 from kvformat.layout import Group, HashRecipe, Identity, Layer, Layout, ShardGrid, component
 from kvformat_connector.config import parse_options
 from kvformat_connector.messages import BlockList, RequestStep, StepPlan
@@ -39,7 +38,7 @@ def make_worker(store: FaultyStore, value: int) -> tuple[Worker, np.ndarray, np.
     """A worker, its attention memory and its state memory (rows of which are padded)."""
     layout = make_layout()
     options = parse_options({"store": "memory://"})
-    worker = Worker(layout, layout_namespace(layout), store, options, Counters())
+    worker = Worker(layout, store, options, Counters())
     attention = np.full((4, 2, 4, 4), value, np.float32)
     state = np.full((4, 1, 1, STATE_NBYTES), value, np.int8)
     worker.register({"attn": Tensor(attention), "gdn": Tensor(state)})

@@ -91,19 +91,6 @@ def test_what_is_cached_locally_is_not_promised_again(
     assert engine.scheduler.match(request, 20) == 0
 
 
-def test_an_adapters_request_is_neither_promised_nor_stored(
-    engine: SimulatedEngine, store: FaultyStore
-) -> None:
-    """A block hash holds an adapter's name only: two adapters of one name must not share."""
-    request = Request("r", prompt(9), lora_request=object())
-    publish(engine, store, request, 2)
-    assert engine.scheduler.match(request, 0) == 0
-    engine.scheduler.allocated(request, 0)
-    made = plan(engine, scheduled_new_reqs=[new(request, [5, 6, 7])], num_scheduled_tokens={"r": 9})
-    assert made.requests == []
-    assert engine.counters.snapshot()["requests.not_stored"] == 1
-
-
 def test_a_step_saves_the_blocks_that_become_full_in_it(engine: SimulatedEngine) -> None:
     """Chunks that end inside blocks: each block is saved once, when its last token is computed."""
     request = Request("r", prompt(14))
@@ -244,9 +231,7 @@ def test_roles_limit_what_is_promised_and_saved(store: FaultyStore) -> None:
     publish(engine, store, request, 2)
 
     def side(**roles: bool) -> Scheduler:
-        return Scheduler(
-            engine.layout, engine.namespace, store, engine.options, engine.counters, **roles
-        )
+        return Scheduler(engine.layout, store, engine.options, engine.counters, **roles)
 
     assert side(may_load=False).match(request, 0) == 0
     engine.scheduler = side(may_save=False)
@@ -281,7 +266,7 @@ def test_tokens_that_are_missed_are_counted_by_reason() -> None:
     failing.serve(Request("d", prompt))
     assert misses(failing) == {"store_failed": 3 * BLOCK_SIZE, "tail": 2}
     lora = SimulatedEngine(store)
-    lora.serve(Request("e", prompt, lora_request=object()))
+    lora.serve(Request("e", prompt, lora_request=SimpleNamespace(lora_path="/nowhere")))
     assert misses(lora) == {"adapter": 3 * BLOCK_SIZE, "tail": 2}
     assert len(failing.counters.take().times["lookup"]) == 1
 

@@ -6,7 +6,13 @@ import enum
 from dataclasses import dataclass, field
 
 from kvformat.layout import Identity
-from kvformat_connector.resolved import IGNORED_FIELDS, IGNORED_SECTIONS, config_values
+from kvformat_connector.resolved import (
+    IGNORED_ADAPTER_FIELDS,
+    IGNORED_FIELDS,
+    IGNORED_SECTIONS,
+    adapter_settings,
+    config_values,
+)
 
 
 class Backend(enum.Enum):
@@ -64,7 +70,6 @@ def test_values_are_flat_and_of_the_types_a_layout_holds() -> None:
         "model_config.hf_config.layers": "[1, 2]",
         "new_section.backend": "FAST",
         "new_section.wide": str(1 << 60),
-        "new_section.missing": "none",
     }
 
 
@@ -92,6 +97,40 @@ def test_a_text_model_that_differs_from_the_whole_is_seen() -> None:
     assert config_values(config)["model_config.hf_text_config.rope.theta"] == "500000.0"
 
 
+def test_a_setting_that_is_not_set_is_no_text() -> None:
+    """None is no value, so it differs from the text ``none``, in a list too; and a setting that a
+    newer engine adds and nobody sets keeps the cache."""
+
+    def values(missing: object) -> dict[str, object]:
+        config = Config()
+        config.new_section.missing = missing  # type: ignore[assignment]
+        return config_values(config)
+
+    assert "new_section.missing" not in values(None)
+    assert values("none")["new_section.missing"] == "none"
+    assert values([1, None]) != values([1, "none"])
+
+
+@dataclass
+class LoRAConfig:
+    max_lora_rank: int = 16
+    lora_dtype: str = "float32"
+    target_modules: list[str] | None = None
+    some_new_field: int = 1
+
+
+def test_settings_of_adapters_count_where_they_change_what_one_computes() -> None:
+    """Dtype and modules are part of an adapter's identity, and so is what nobody has judged yet;
+    room for ranks is not."""
+    settings = adapter_settings(LoRAConfig())
+    assert settings == " lora_dtype=float32 some_new_field=1"
+    assert adapter_settings(LoRAConfig(max_lora_rank=64)) == settings
+    assert adapter_settings(LoRAConfig(target_modules=["q_proj"])) == (
+        ' lora_dtype=float32 some_new_field=1 target_modules=["q_proj"]'
+    )
+    assert config_values(Config()) == config_values(Config(lora_config=LoRAConfig()))  # type: ignore[arg-type]
+
+
 def test_any_name_and_value_fits_into_an_identity() -> None:
     """Keys with odd characters, long names and objects without a text of their own are taken, and
     the same values give the same text in every process."""
@@ -107,7 +146,8 @@ def test_any_name_and_value_fits_into_an_identity() -> None:
 
 def test_every_ignored_value_has_a_reason() -> None:
     """The lists are for people: no entry without a why, no field under an ignored section."""
-    assert all(why for why in (*IGNORED_SECTIONS.values(), *IGNORED_FIELDS))
+    assert all(why for why in (*IGNORED_SECTIONS.values(), *IGNORED_FIELDS,
+                                 *IGNORED_ADAPTER_FIELDS.values()))  # fmt: skip
     names = [name for names in IGNORED_FIELDS.values() for name in names]
     assert len(names) == len(set(names))
     assert not [name for name in names if name.split(".")[0] in IGNORED_SECTIONS]

@@ -9,7 +9,6 @@ from faulty_store import FaultyStore
 from simulated_engine import Request
 
 from kvformat.components import fused_attention, recurrent_state
-from kvformat.key import layout_namespace
 from kvformat.layout import Group, HashRecipe, Identity, Layer, Layout, ShardGrid
 from kvformat_connector.config import parse_options
 from kvformat_connector.engine import Ranks
@@ -53,12 +52,10 @@ class Engine:
 
     def __init__(self, *groups: Group) -> None:
         self.layout = layout(*groups)
-        namespace = layout_namespace(self.layout)
         self.store = FaultyStore()
-        self.needs = object_needs(self.layout, namespace)
+        self.needs = object_needs(self.layout)
         self.scheduler = Scheduler(
             self.layout,
-            namespace,
             self.store,
             OPTIONS,
             Counters(),
@@ -69,7 +66,7 @@ class Engine:
         need = self.needs[object_index]
         for block in blocks:
             block_hash = need.block_hash(request.block_hashes, block)
-            self.store.put(need.prefixes[0] + block_hash.hex(), b"x")
+            self.store.put(self.scheduler.namespace + need.parts[0] + block_hash.hex(), b"x")
 
     def step(
         self, request: Request, computed: int, num_tokens: int, *tables: list[int]

@@ -12,6 +12,7 @@ from kvformat_connector.engine.derive import (
     require_same_layout,
     stage_ranks,
 )
+from kvformat_connector.engine.hashing import hash_has_adapter_path
 from kvformat_connector.engine.memory import LayerAddress, derive_placement, layer_addresses
 from kvformat_connector.engine.ranks import (
     Ranks,
@@ -30,6 +31,7 @@ __all__ = [
     "derive_placement",
     "describe_stage",
     "gather_stages",
+    "hash_has_adapter_path",
     "layer_addresses",
     "merge_over_tensor_ranks",
     "ranks_of",

@@ -22,7 +22,7 @@ from kvformat_connector.engine.npu import is_npu, npu_packing
 from kvformat_connector.engine.ranks import Ranks, first_rank_cut, layer_index, ranks_of
 from kvformat_connector.engine.refusal import refuse
 from kvformat_connector.engine.specs import describe_group, is_packed, spec_of
-from kvformat_connector.identity import model_name, weights_identity
+from kvformat_connector.identity import model_name, read_given, weights_identity
 from kvformat_connector.messages import LayoutNotice
 from kvformat_connector.resolved import config_values
 
@@ -58,7 +58,7 @@ def derive_layout(
         identity=Identity(
             tenant=options.tenant,
             model=model_name(config.model, options.model_name),
-            weights=_weights(vllm_config, config, options.model_identity),
+            weights=_weights(vllm_config, config, options),
             config={
                 **config_values(vllm_config),
                 "kv_packing": _packing_of_groups(vllm_config, kv_cache_config),
@@ -282,8 +282,10 @@ def _starts_at(group: Group, bounds: Sequence[int]) -> tuple[int, ...]:
     return tuple(sum(index < bound for index in reached) for bound in bounds)
 
 
-def _weights(vllm_config: Any, config: Any, given: str) -> str:
+def _weights(vllm_config: Any, config: Any, options: Options) -> str:
     load = vllm_config.load_config
+    file = options.model_identity_file
+    given = read_given(file) if file else options.model_identity
     return weights_identity(
         config.model,
         given=given,
@@ -298,7 +300,7 @@ def _draft_identity(vllm_config: Any, options: Options) -> dict[str, str]:
     draft = getattr(vllm_config.speculative_config, "draft_model_config", None)
     if draft is None:
         return {}
-    return {"draft_weights": _weights(vllm_config, draft, options.model_identity)}
+    return {"draft_weights": _weights(vllm_config, draft, options)}
 
 
 def _device() -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from types import SimpleNamespace
 from typing import Any, Final
 
 from kvformat.layout import HashRecipe
@@ -46,3 +47,15 @@ def hash_recipe(cache_config: Any, kv_cache_config: Any) -> HashRecipe:
         block_size=block_size,
         digest_nbytes=_HASH_NBYTES[algorithm],
     )
+
+
+def hash_has_adapter_path() -> bool:
+    """Whether block hashes hold an adapter's path and not its name alone, as since vLLM 0.32."""
+    from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys
+
+    lora = SimpleNamespace(lora_name="name", lora_path="the path", lora_int_id=1)
+    request: Any = SimpleNamespace(
+        lora_request=lora, mm_features=[], cache_salt=None, prompt_embeds=None
+    )
+    keys, _ = generate_block_hash_extra_keys(request, 0, 1, 0)
+    return lora.lora_path in repr(keys)

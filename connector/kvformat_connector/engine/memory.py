@@ -60,7 +60,7 @@ def derive_placement(
             refuse("kv cache", f"no tensor for layer {name}", "the engine didn't register it")
         group = layout.groups[address.group]
         described = group.layers[address.layer].components
-        tensors = registered_tensors(name, kv_caches) if is_npu else [kv_caches[name]]
+        tensors = registered_tensors(name, kv_caches)
         for tensor in tensors:
             storage = tensor.untyped_storage()
             regions[storage.data_ptr()] = Region(storage.data_ptr(), storage.nbytes())
@@ -74,6 +74,8 @@ def derive_placement(
                 head_start=start,
                 head_stop=stop,
             )
+        elif len(tensors) != 1:
+            refuse(f"kv cache of layer {name}", f"{len(tensors)} tensors", "expected one")
         else:
             num_blocks = tensors[0].shape[0]
             components = (_place(name, described[0], tensors[0], group.block_size, ranks),)

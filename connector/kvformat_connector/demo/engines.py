@@ -35,6 +35,14 @@ BLOCK_SIZE = 32
 _SETTLE_LIMIT_S = 10.0
 
 
+class Update(msgspec.Struct, frozen=True, kw_only=True):
+    """Other weights for an engine that runs: a folder, and what an operator calls them, in the file
+    of option ``model_identity_file``."""
+
+    weights: str
+    name: str = ""
+
+
 class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One engine and what it is asked."""
 
@@ -48,6 +56,8 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     engine_options: dict[str, Any] = {}
     environment: dict[str, str] = {}  #: set before the engine starts
     together: bool = False  #: hand all prompts in before the first step
+    adapters: dict[int, str] = {}  #: folders of LoRA adapters, by index of the prompt
+    updates: dict[int, Update] = {}  #: by index of the prompt that comes after it
     timeout_s: int = 180  #: the process is ended after so long
 
 
@@ -202,7 +212,11 @@ def _serve(spec: EngineSpec) -> EngineReport:
     if spec.together:
         answers = _answer(llm, spec.prompts, sampling)
     else:
-        answers = [answer for prompt in spec.prompts for answer in _answer(llm, [prompt], sampling)]
+        answers = []
+        for index, prompt in enumerate(spec.prompts):
+            if index in spec.updates:
+                _update(llm, spec, spec.updates[index])
+            answers += _answer(llm, [prompt], sampling, _adapter(spec, index))
     if spec.connector_options is None:
         return EngineReport(answers=answers)
     return _report(llm, spec, sampling, answers)
@@ -213,12 +227,34 @@ def _warm_up_prompt() -> list[int]:
     return list(range(7, 7 + BLOCK_SIZE - 12))
 
 
-def _answer(llm: Any, prompts: Sequence[list[int]], sampling: Any) -> list[Answer]:
+def _update(llm: Any, spec: EngineSpec, update: Update) -> None:
+    if update.name:
+        assert spec.connector_options is not None
+        Path(spec.connector_options["model_identity_file"]).write_text(update.name)
+    llm.collective_rpc("reload_weights", kwargs={"weights_path": update.weights})
+    assert llm.reset_prefix_cache(reset_connector=True)
+
+
+def _adapter(spec: EngineSpec, index: int) -> Any:
+    from vllm.lora.request import LoRARequest
+
+    folder = spec.adapters.get(index)
+    if folder is None:
+        return None
+    number = sorted(set(spec.adapters.values())).index(folder) + 1
+    return LoRARequest(lora_name=f"adapter {number}", lora_int_id=number, lora_path=folder)
+
+
+def _answer(
+    llm: Any, prompts: Sequence[list[int]], sampling: Any, adapter: Any = None
+) -> list[Answer]:
     engine = llm.llm_engine
     started = time.perf_counter()
     names = [f"r{time.monotonic_ns()}-{index}" for index in range(len(prompts))]
     for name, prompt in zip(names, prompts, strict=True):
-        engine.add_request(name, {"prompt_token_ids": prompt}, sampling.clone())
+        engine.add_request(
+            name, {"prompt_token_ids": prompt}, sampling.clone(), lora_request=adapter
+        )
     first: dict[str, float] = {}
     last: dict[str, Any] = {}
     while engine.has_unfinished_requests():

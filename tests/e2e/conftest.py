@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from real_engine import PROMPTS, Servers, make_models
+from topology_engines import Engines
 
 from kvformat_connector.demo.host import EngineHost
 
@@ -37,3 +38,15 @@ def filled(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> tuple[
     change the store take a copy (``copy_of``)."""
     uri = f"file://{tmp_path_factory.mktemp('filled') / 'store'}"
     return uri, servers.run(store=uri, prompts=PROMPTS)
+
+
+@pytest.fixture(scope="session")
+def engines(host: EngineHost, tmp_path_factory: pytest.TempPathFactory) -> Engines:
+    """Runs engines on checkpoints of several architectures."""
+    return Engines(host, tmp_path_factory.mktemp("topologies") / "models")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> str:
+    """The URI of an empty file store."""
+    return f"file://{tmp_path / 'store'}"

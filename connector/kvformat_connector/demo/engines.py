@@ -106,8 +106,10 @@ class ChildError(RuntimeError):
     """A forked process that ended without an answer."""
 
 
-def prepare_environment() -> None:
-    """Set what must be set before vLLM is imported. Values already in the environment stay."""
+def prepare_environment(**values: str) -> None:
+    """Set what must be set before vLLM is imported, and these values. Values already in the
+    environment stay, except for those that are named here."""
+    os.environ.update(values)
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
 
@@ -281,7 +283,7 @@ def _to_answer(output: Any, ttft_s: float) -> Answer:
 
 
 def _report(llm: Any, spec: EngineSpec, sampling: Any, answers: list[Answer]) -> EngineReport:
-    ranks = [msgspec.convert(found, RankReport) for found in llm.collective_rpc(_rank_report)]
+    ranks = [msgspec.convert(found, RankReport) for found in llm.collective_rpc(rank_report)]
     scheduler = llm.llm_engine.engine_core.engine_core.scheduler.connector
     if not spec.engine_options.get("disable_log_stats", True):
         # Saves end behind the engine's back; the steps of one more request collect their counts.
@@ -297,9 +299,9 @@ def _report(llm: Any, spec: EngineSpec, sampling: Any, answers: list[Answer]) ->
     )
 
 
-def _rank_report(engine_worker: object) -> dict[str, Any]:
-    """Runs in a worker's process. Objects are committed behind the engine's back; the counts are
-    complete when all are."""
+def rank_report(engine_worker: object) -> dict[str, Any]:
+    """A ``RankReport``, made in a worker's process. Objects are committed behind the engine's back;
+    the counts are complete when all are."""
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
     connector: Any = get_kv_transfer_group()

@@ -166,7 +166,8 @@ class KVFormatConnector(KVConnectorBase_V1, SupportsHMA):
         self.namespace = namespace_prefix(layout_namespace(layout))
         may_load, may_save = directions(self._kv_transfer_config.kv_role, self._options)
         # Last, because it is the only step that takes time and leaves something open.
-        store = open_checked_store(self._options.store, self.role.name.lower())
+        store, had_room = open_checked_store(self._options.store, self.role.name.lower())
+        self._counters.add("start.no_space", int(not had_room))
         if self.role == KVConnectorRole.SCHEDULER:
             log_versions(store)
             logger.info("KV objects of this server are under %s", self.namespace)

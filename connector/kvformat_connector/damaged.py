@@ -113,25 +113,29 @@ class Damaged:
         self._channel.close(timeout_s)
 
     def _judge(self, key: str, suspect: _Suspect) -> None:
-        # Over unless the store says to try later, also when something raises.
-        suspect.is_over = True
         try:
-            suspect.is_proven = suspect.is_proven or self._is_damaged(key)
+            suspect.is_over = self._is_settled(key, suspect)
         except Exception:
             logger.exception("%s can't be judged", key)
+            suspect.is_over = True
+
+    def _is_settled(self, key: str, suspect: _Suspect) -> bool:
+        """Look and act; False where the store says to try later."""
+        suspect.is_proven = suspect.is_proven or self._is_damaged(key)
         if not suspect.is_proven:
-            return
+            return True
         [code] = ask(self._rank.store.remove, [key])
         suspect.num_tries += 1
+        if code == Code.NOT_READY and suspect.num_tries < _MAX_TRIES:
+            suspect.due_at = self._clock() + _RETRY_S
+            return False
         if code == Code.OK:
             self._counters.add("damaged.removed")
             logger.warning("removed %s, which was damaged", key)
-        elif code == Code.NOT_READY and suspect.num_tries < _MAX_TRIES:
-            suspect.due_at = self._clock() + _RETRY_S
-            suspect.is_over = False
         elif code != Code.NOT_FOUND:
             self._counters.add("damaged.kept")
             logger.warning("%s is damaged and can't be removed: %s", key, code_name(code))
+        return True
 
     def _is_damaged(self, key: str) -> bool:
         name = parse_key(key)

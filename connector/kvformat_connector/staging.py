@@ -14,7 +14,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kvformat.stores.protocol import Store
+from kvformat.errors import Reason, TransferError
+from kvformat.stores.protocol import Code, Store
+from kvformat_connector.answers import code_name
 
 _MIN_NBYTES: Final = 64 << 10
 _MAX_ROW_SIZES: Final = 8
@@ -79,7 +81,8 @@ class Staging:
     def take(self, num_rows: int, row_nbytes: int, timeout_s: float | None = None) -> Stage | None:
         """A stage, once there is room for it; None where there is none in time.
 
-        What alone is more than ``max_nbytes`` is given when nothing else is taken.
+        What alone is more than ``max_nbytes`` is given when nothing else is taken. Raises
+        ``TransferError`` where the store can't use the memory.
         """
         nbytes = _size_class(num_rows * row_nbytes)
         with self._changed:
@@ -101,7 +104,15 @@ class Staging:
             self._store.unregister_memory(each.address)
         if memory is None:
             memory = _Memory(nbytes)
-            self._store.register_memory(memory.address, nbytes)
+            code = self._store.register_memory(memory.address, nbytes)
+            if code != Code.OK:
+                with self._changed:
+                    self._num_taken_nbytes -= nbytes
+                    self._changed.notify_all()
+                raise TransferError(
+                    Reason.TRANSFER_FAILED,
+                    f"the store can't use {nbytes} bytes of staging memory: {code_name(code)}",
+                )
         return Stage(memory, num_rows, row_nbytes)
 
     def release(self, stage: Stage) -> None:

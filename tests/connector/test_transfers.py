@@ -528,6 +528,33 @@ def test_a_job_that_raises_ends_the_step_and_not_the_engine(
     assert store.num_open_sessions == 0
 
 
+def test_memory_that_a_store_cannot_use_moves_nothing(
+    store: FaultyStore, expected: list[list[bytes]]
+) -> None:
+    """A transport that needs its memory registered and can't get it: what was to be saved or loaded
+    through it is not, and the engine goes on."""
+
+    def refuse(address: int, nbytes: int) -> int:
+        return Code.INVALID
+
+    register, store.inner.register_memory = store.inner.register_memory, refuse  # type: ignore[method-assign]
+    cold = SimulatedEngine(store)
+    assert cold.serve(Request("c", TOKENS)).kv == expected
+    assert cold.counters.snapshot()["save.raised"] > 0
+    assert block_keys(cold, store) == {}
+    store.inner.register_memory = register  # type: ignore[method-assign]
+    SimulatedEngine(store).serve(Request("d", TOKENS))
+    store.inner.register_memory = refuse  # type: ignore[method-assign]
+    warm = SimulatedEngine(store)
+    assert warm.serve(Request("w", TOKENS)).kv == expected
+    assert warm.counters.snapshot()["rejected.transfer_failed"] == NUM_FULL
+    for engine in (cold, warm):
+        rank = engine.worker._rank
+        assert rank is not None
+        assert rank.load_staging.num_taken_nbytes + rank.save_staging.num_taken_nbytes == 0
+    assert store.num_open_sessions == 0
+
+
 def test_a_put_session_that_grew_old_is_given_up(
     store: FaultyStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

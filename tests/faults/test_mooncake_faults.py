@@ -6,12 +6,14 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from pathlib import Path
 
 import pytest
 from pool import (
     LAYOUT,
     NUM_FULL,
+    OPTIONS,
     TOKENS,
     fill,
     make_engine,
@@ -22,8 +24,11 @@ from pool import (
 )
 from simulated_engine import BLOCK_SIZE, Request, SimulatedEngine
 
+from kvformat.key import BlockKey, parse_key
 from kvformat.objectmap import object_maps
 from kvformat.stores import open_store
+from kvformat.stores.protocol import Code
+from kvformat_connector.starting import open_checked_store
 
 pytestmark = pytest.mark.mooncake
 EXPECTED = reference()
@@ -248,6 +253,70 @@ def test_a_store_that_is_full_saves_what_it_can() -> None:
         assert counts["save.no_space"] > 0
         assert counts["save.no_space"] + counts.get("save.blocks", 0) == 8 * NUM_FULL
         expect_idle(engine)
+        store.close()
+
+
+def test_a_pool_without_room_starts_an_engine_and_is_read() -> None:
+    """All of the pool is leased, so nothing can go: an engine that starts now knows, hits what is
+    there, and gives its saves up; when leases have ended, it saves."""
+    with make_pool(segment_nbytes=16 << 20, lease_ttl_ms=6000) as pool:
+        save(pool.uri)
+        store = open_store(pool.uri)
+        ours = list(store.list())
+        for nbytes in (1 << 20, 1 << 16, 1 << 12):
+            # Looking at an object leases it, so that no put pushes it out.
+            while min(store.exists(ours)) == 1:
+                ours.append(f"foreign/{uuid.uuid4()}")
+                if store.put(ours[-1], bytes(nbytes)) != Code.OK:
+                    del ours[-1]
+                    break
+        fresh, had_room = open_checked_store(pool.uri, "worker")
+        assert not had_room
+        engine = SimulatedEngine(fresh, LAYOUT, **OPTIONS)  # type: ignore[arg-type]
+        served = engine.serve(Request("w", TOKENS))
+        assert (served.num_hit_tokens, served.kv) == (NUM_FULL * BLOCK_SIZE, EXPECTED)
+        assert served.failed_block_ids == set()
+
+        def is_saved() -> int:
+            engine.serve(Request("x", [9, *TOKENS]))
+            return engine.counters.snapshot().get("save.blocks", 0)
+
+        until(is_saved, 60)
+        assert engine.counters.snapshot()["save.no_space"] > 0
+        expect_idle(engine)
+        engine.worker.close()
+        store.close()
+
+
+def test_a_damaged_object_is_removed_when_its_lease_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A wrong bit in an object: rejected once, read again, removed when nobody has a lease on it,
+    written by the next request, and hit by the one after that."""
+    import kvformat_connector.damaged as damaged
+
+    monkeypatch.setattr(damaged, "_RETRY_S", 0.5)
+    with make_pool(lease_ttl_ms=1000) as pool:
+        save(pool.uri)
+        store = open_store(pool.uri)
+        victim = sorted(key for key in store.list() if isinstance(parse_key(key), BlockKey))[7]
+        data = bytearray(store.get(victim) or b"")
+        data[-9] ^= 32
+        until(lambda: store.remove([victim]) == [Code.OK], 20)
+        assert store.put(victim, data) == Code.OK
+        with make_engine(pool.uri) as engine:
+            assert engine.serve(Request("w", TOKENS)).kv == EXPECTED
+            suspects = engine.worker._damaged
+            assert suspects is not None
+            until(lambda: engine.step([]) == set() and not suspects.num_suspects, 30)
+            counts = engine.counters.snapshot()
+            assert (counts["rejected.checksum_mismatch"], counts["damaged.removed"]) == (1, 1)
+            assert engine.serve(Request("x", TOKENS)).kv == EXPECTED
+            assert engine.counters.snapshot()["save.blocks"] == 1
+            again = engine.serve(Request("y", TOKENS))
+            assert (again.num_hit_tokens, again.kv) == (NUM_FULL * BLOCK_SIZE, EXPECTED)
+            assert again.failed_block_ids == set()
+            expect_idle(engine)
         store.close()
 
 

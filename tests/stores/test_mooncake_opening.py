@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,6 +23,7 @@ from conformance import Memory
 from kvformat.errors import ConfigError, Reason, StoreUnavailableError
 from kvformat.stores import Code, Store, open_store
 from kvformat_connector.store import mooncake_client, mooncake_self_test
+from kvformat_connector.store.mooncake import MooncakeStore
 from kvformat_connector.store.mooncake_options import (
     CONFIG_PATH_VARIABLE,
     MooncakeOptions,
@@ -263,13 +265,38 @@ def test_self_test_names_the_step(
     assert repr(step) in error.detail
 
 
-def test_no_memory_in_the_store(client: Client, master: str) -> None:
-    """A store without memory is refused with what lends it some."""
+def test_no_room_in_the_store(client: Client, master: str) -> None:
+    """A pool without room says so a while, and opens all the same: it can be read. Where nobody can
+    tell whether it has memory at all, that is assumed."""
     client.answers["batch_put_session_start"] = [-200]
-    error = refusal(f"mooncake://{master}")
+    for options in ("", f"?metrics={master}"):  # nobody speaks HTTP there
+        client.calls.clear()
+        store = open_store(f"mooncake://{master}{options}")
+        assert isinstance(store, MooncakeStore)
+        assert not store.had_room
+        assert client.calls.count("batch_put_session_start") > 1
+        store.close()
+
+
+def test_no_memory_in_the_store(client: Client, master: str) -> None:
+    """A store that nobody lends memory, as the master's HTTP port tells, is refused with what lends
+    it some."""
+
+    class Pages(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            assert self.path == "/get_all_segments"
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    client.answers["batch_put_session_start"] = [-200]
+    with HTTPServer(("127.0.0.1", 0), Pages) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        error = refusal(f"mooncake://{master}?metrics=127.0.0.1:{server.server_port}")
     assert error.reason is Reason.STORE_UNAVAILABLE
     assert "global_segment_size" in error.detail
-    assert client.calls.count("batch_put_session_start") > 1
 
 
 def test_lost_client(store: Store, client: Client) -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import ClassVar
 
@@ -38,7 +39,7 @@ from kvformat_connector.store.mooncake_client import (
     open_client,
     replica_arguments,
 )
-from kvformat_connector.store.mooncake_listing import fetch_keys
+from kvformat_connector.store.mooncake_listing import fetch_keys, has_storage
 from kvformat_connector.store.mooncake_options import parse_mooncake_options
 from kvformat_connector.store.mooncake_self_test import check_by_use
 
@@ -61,9 +62,9 @@ class MooncakeStore:
     """A client of a Mooncake master. Its methods may be called from any thread.
 
     Opening it checks within 10 s that the client has the session calls, that the master answers,
-    and that an object which is put comes back. With ``readonly=true`` nothing is put, so that a
-    pool without room can be looked into. A process that ends by a signal must call :meth:`close`
-    itself, or the master counts it as alive for a while.
+    and that an object which is put comes back; a pool without room for it passes, and
+    :attr:`had_room` says so. With ``readonly=true`` nothing is put. A process that ends by a signal
+    must call :meth:`close` itself, or the master counts it as alive for a while.
     """
 
     #: What ``open_store(readonly=True)`` looks for.
@@ -84,13 +85,21 @@ class MooncakeStore:
         self._writes: dict[str, _Write] = {}
         self._reads: set[str] = set()
 
+        #: Whether an object could be put when the store was opened.
+        self.had_room = True
+
         def force_remove(key: str) -> int:
             return self._calls.one(client.remove, key, True)
+
+        def has_lender() -> bool | None:
+            with suppress(StoreUnavailableError):
+                return has_storage(self._options.metrics) if self._options.metrics else None
+            return None
 
         if self._options.readonly:
             return
         try:
-            check_by_use(self, self.versions, force_remove)
+            self.had_room = check_by_use(self, self.versions, force_remove, has_lender)
         except StoreUnavailableError:
             # Not closed: if the check still hangs in a call, closing would crash it.
             self._calls.close(0.0)

@@ -196,6 +196,8 @@ def _new_client(versions: MooncakeVersions) -> Client:
     # Read when the module is imported. Mooncake's own limit of 30 s would stop an engine that asks
     # a frozen master.
     os.environ.setdefault("MC_RPC_TIMEOUT_MS", str(_RPC_LIMIT_MS))
+    # Its notes to itself, a page for each client, hide what an engine or a command says.
+    os.environ.setdefault("MC_LOG_LEVEL", "WARNING")
     try:
         module = importlib.import_module("mooncake.store")
     except ImportError as error:

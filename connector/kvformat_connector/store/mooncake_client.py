@@ -7,16 +7,12 @@ from __future__ import annotations
 
 import importlib
 import os
-import socket
-import threading
-from collections.abc import Callable
 from importlib.metadata import packages_distributions, version
-from typing import Any, NamedTuple, Protocol, TypeVar, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 from kvformat.errors import Reason, StoreUnavailableError
-from kvformat_connector.store.mooncake_options import MooncakeOptions, split_address
-
-T = TypeVar("T")
+from kvformat_connector.store.mooncake_options import MooncakeOptions
+from kvformat_connector.store.mooncake_reach import reach_master, reach_metadata_server
 
 #: The first release whose wheels have the session calls and import on any machine.
 NEEDED_VERSION = "0.3.13.post1"
@@ -29,11 +25,7 @@ _SESSION_METHODS = (
     "batch_get_into_multi_buffer_ranges",
     "batch_get_session_end",
 )
-_REACH_LIMIT_S = 2.0
 _RPC_LIMIT_MS = 3000
-# The header of a request for no function, in the framing of the master's RPC (coro_rpc): a magic
-# byte and 19 more. A master answers that there is no such function.
-_EMPTY_REQUEST = b"\x15" + bytes(19)
 
 _Rows = list[list[int]]
 
@@ -104,11 +96,11 @@ def open_client(options: MooncakeOptions, versions: MooncakeVersions) -> Client:
     """A client that is set up. Raises ``StoreUnavailableError`` within about six seconds.
 
     The order matters: before a listener that takes connections and says nothing, ``setup`` stands
-    for ten minutes, and the whole interpreter with it. So the master is spoken to by hand first.
+    for ten minutes, and the whole interpreter with it. So the services are spoken to by hand first.
     """
     client = _new_client(versions)
-    local_hostname = _reach_master(options.master_server_address)
-
+    local_hostname = reach_master(options.master_server_address)
+    reach_metadata_server(options.metadata_server)
     code = client.setup(
         options.local_hostname or local_hostname,
         options.metadata_server,
@@ -153,35 +145,6 @@ def replica_arguments(client: Client, options: MooncakeOptions) -> dict[str, Any
     return {"config": config}
 
 
-def within(limit_s: float, what: str, master: str, call: Callable[[], T]) -> T:
-    """``call()``, or ``StoreUnavailableError`` if it takes too long.
-
-    It's left behind then, for Mooncake's calls can't be cancelled. It must be one that lets other
-    threads run, which ``setup`` doesn't.
-    """
-    answers: list[T] = []
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            answers.append(call())
-        except BaseException as error:  # handed to the caller below
-            errors.append(error)
-
-    thread = threading.Thread(target=run, name=f"mooncake-{what}", daemon=True)
-    thread.start()
-    thread.join(limit_s)
-    if errors:
-        raise errors[0]
-    if not answers:
-        raise StoreUnavailableError(
-            Reason.STORE_UNAVAILABLE,
-            f"option store: Mooncake's {what} didn't end within {limit_s:g} s; "
-            f"is {master!r} a Mooncake master?",
-        )
-    return answers[0]
-
-
 def missing_session_methods() -> list[str]:
     """What the installed Mooncake lacks. Raises ``ImportError`` where it can't be imported."""
     return _missing(importlib.import_module("mooncake.store").MooncakeDistributedStore)
@@ -213,20 +176,3 @@ def _new_client(versions: MooncakeVersions) -> Client:
             f"which lacks {', '.join(missing)}",
         )
     return cast("Client", kind())
-
-
-def _reach_master(address: str) -> str:
-    """Connect to the master, see that it answers, and hang up; this machine's address there."""
-    host, port = split_address("master_server_address", address)
-    try:
-        with socket.create_connection((host, port), timeout=_REACH_LIMIT_S) as connection:
-            connection.sendall(_EMPTY_REQUEST)
-            # What it says is left to setup, which refuses a stranger in two seconds.
-            connection.recv(1)
-            name: str = connection.getsockname()[0]
-            return name
-    except OSError as error:
-        raise StoreUnavailableError(
-            Reason.STORE_UNAVAILABLE,
-            f"option store: no Mooncake master answers at {address!r}: {error}",
-        ) from error

@@ -18,7 +18,8 @@ from collections.abc import Callable
 from kvformat.errors import Reason, StoreUnavailableError
 from kvformat.stores.arguments import address_of
 from kvformat.stores.protocol import Code, Store
-from kvformat_connector.store.mooncake_client import MooncakeVersions, within
+from kvformat_connector.store.mooncake_client import MooncakeVersions
+from kvformat_connector.store.mooncake_reach import within
 
 _NBYTES = 4096
 _LIMIT_S = 4.0

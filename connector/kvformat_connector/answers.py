@@ -1,7 +1,7 @@
 """Answers of a store, made safe: whatever a store does, a batch call gives one code per key.
 
-A store that raises, or answers with a list of another length, has failed every key of that call
-and nothing else: no store may end an engine.
+A store that raises, or answers with anything but as many whole numbers as there are keys, has
+failed every key of that call and nothing else: no store may end an engine.
 """
 
 from __future__ import annotations
@@ -21,14 +21,16 @@ def ask(call: Callable[..., list[int]], keys: Sequence[str], *arguments: Any) ->
         return []
     try:
         codes = call(keys, *arguments)
+        # One pass, without a look at each item: what isn't a number can't be added, and what isn't
+        # whole shows in the sum.
+        is_right = len(codes) == len(keys) and type(sum(codes)) is int
     except Exception:
         logger.exception("store call %s failed", getattr(call, "__name__", call))
         return [Code.INTERNAL] * len(keys)
-    if len(codes) != len(keys):
+    if not is_right:
         logger.error(
-            "store call %s answered %d codes for %d keys",
+            "store call %s answered something else than %d codes",
             getattr(call, "__name__", call),
-            len(codes),
             len(keys),
         )
         return [Code.INTERNAL] * len(keys)

@@ -93,6 +93,24 @@ def test_a_load_that_hangs_costs_one_deadline_and_the_next_requests_nothing(
     until(lambda: not store.num_open_sessions)
 
 
+def test_a_full_store_that_is_back_is_used_again(
+    store: FaultyStore, valve: Valve, expected: list[list[bytes]]
+) -> None:
+    """The probe finds no room for a manifest: the store answers, and its objects can be read."""
+    SimulatedEngine(store).serve(Request("c", TOKENS))
+    [manifest] = [key for key in store.list() if key.endswith("manifest")]
+    store.inner.remove([manifest])
+    store.inner.put = lambda key, data: Code.NO_SPACE  # type: ignore[method-assign]
+    warm = SimulatedEngine(store, failed_key_retry_ms=0, **FAST)
+    store.before["get_ranges"] = valve
+    assert warm.serve(Request("w", TOKENS)).kv == expected
+    assert warm.counters.snapshot()["breaker.opened"] == 1
+    valve.opened.set()
+    run_idle_steps(warm)
+    again = warm.serve(Request("again", TOKENS))
+    assert (again.num_hit_tokens, again.kv) == (NUM_FULL * BLOCK_SIZE, expected)
+
+
 def test_what_a_late_call_brings_reaches_no_block(store: FaultyStore, valve: Valve) -> None:
     """The call of layer 1 comes back when the engine has given its blocks to another request: not
     one byte of the cache changes."""

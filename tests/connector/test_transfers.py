@@ -321,14 +321,14 @@ def test_a_writer_that_dies_leaves_no_object(
     assert fresh.serve(Request("w", TOKENS)).kv == expected
 
 
-@pytest.mark.parametrize("layer_index", [0, 1, 2])
-def test_one_failed_range_revokes_that_object_alone(store: FaultyStore, layer_index: int) -> None:
-    """Case 20: the others commit."""
+@pytest.mark.parametrize("call_number", [0, 1, 2, 3])
+def test_one_failed_range_revokes_that_object_alone(store: FaultyStore, call_number: int) -> None:
+    """Case 20: the others commit, whichever layer fails, or the header."""
     engine = SimulatedEngine(store)
     victim = 4
 
     def fail(number: int, keys: list[str], codes: list[int]) -> list[int]:
-        if number == layer_index:
+        if number == call_number:
             codes[victim] = Code.TRANSFER_FAILED
         return codes
 

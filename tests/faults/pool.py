@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 
 from simulated_engine import Request, SimulatedEngine, make_layout
 
+from kvformat.objectmap import object_maps
 from kvformat.stores import open_store
 from kvformat.stores.protocol import Store
 from kvformat_connector.store.mooncake_services import MooncakeServices, mooncake_services
@@ -97,10 +98,16 @@ def reference() -> list[list[bytes]]:
     return SimulatedEngine(open_store("memory://"), LAYOUT).serve(Request("r", TOKENS)).kv
 
 
-def fill(uri: str, num_objects: int, nbytes: int) -> tuple[Store, dict[str, bytes]]:
-    """Objects of somebody else, of the same size as ours."""
+def foreign_objects() -> dict[str, bytes]:
+    """Objects of somebody else, of the same size as ours, so that they get the same memory."""
+    nbytes = object_maps(LAYOUT)[0].nbytes
+    return {f"foreign/{index}": bytes([index % 251]) * nbytes for index in range(3 * NUM_FULL)}
+
+
+def fill(uri: str, objects: dict[str, bytes] | None = None) -> tuple[Store, dict[str, bytes]]:
+    """Store objects of somebody else through a client of its own."""
     store = open_store(uri)
-    objects = {f"foreign/{index}": bytes([index % 251]) * nbytes for index in range(num_objects)}
+    objects = foreign_objects() if objects is None else objects
     for key, data in objects.items():
         store.put(key, data)
     return store, objects

@@ -23,7 +23,12 @@ from conformance import Memory
 
 from kvformat.errors import ConfigError, Reason, StoreUnavailableError
 from kvformat.stores import Code, Store, open_store
-from kvformat_connector.store import mooncake_client, mooncake_reach, mooncake_self_test
+from kvformat_connector.store import (
+    mooncake_client,
+    mooncake_puts,
+    mooncake_reach,
+    mooncake_self_test,
+)
 from kvformat_connector.store.mooncake import MooncakeStore
 from kvformat_connector.store.mooncake_options import (
     CONFIG_PATH_VARIABLE,
@@ -63,7 +68,9 @@ class Client:
         return 0
 
     def get_size(self, key: str) -> int:
-        return len(self.data[key]) if key in self.committed else -704
+        if key in self.committed:
+            return len(self.data[key])
+        return -703 if key in self.data else -704
 
     def remove(self, key: str, force: bool = False) -> int:
         self.committed.discard(key)
@@ -397,6 +404,33 @@ def test_lost_client(store: Store, client: Client) -> None:
     assert store.remove(keys) == lost
     assert store.put_objects(keys, *rows[:2]) == lost
     assert store.get_objects(keys, *rows[:2]) == lost
+
+
+def test_sessions_of_a_master_that_is_gone(
+    store: Store, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A master that was started again doesn't know the object: nothing more is written, for the
+    memory may be another object's, and the sessions are over. One that can't be asked may yet be
+    the same."""
+    monkeypatch.setattr(mooncake_puts, "CONFIRM_AFTER_S", -1.0)
+    memory = Memory(4)
+    keys, rows = ["a", "b"], ([[memory.address]] * 2, [[4]] * 2, [[0]] * 2)
+    assert store.put_start(keys, [4, 4]) == [0, 0]
+    assert store.put_start(["c"], [4]) == [0]
+    assert store.put_ranges(keys, *rows) == [4, 4]
+    client.calls.clear()
+    client.answers["get_size"] = -900
+    assert store.put_ranges(keys, *rows) == [Code.UNAVAILABLE] * 2
+    del client.answers["get_size"]
+    assert store.put_ranges(keys, *rows) == [4, 4]
+    client.answers["get_size"] = lambda key: -703 if key == "c" else -704
+    assert store.put_ranges(keys, *rows) == [Code.INVALID] * 2
+    # Asked once for both, which were opened together.
+    assert client.calls.count("get_size") == 3
+    assert client.calls.count("batch_put_from_multi_buffer_ranges") == 1
+    assert store.put_commit(keys) == [Code.INVALID] * 2
+    assert store.put_ranges(["c"], [[memory.address]], [[4]], [[0]]) == [4]
+    assert store.put_commit(["c"]) == [0]
 
 
 def test_failed_commit_is_revoked(store: Store, client: Client) -> None:

@@ -24,13 +24,11 @@ from kvformat.errors import Reason, StoreUnavailableError
 from kvformat.stores.arguments import (
     MAX_NBYTES,
     address_of,
-    check_nbytes,
     check_pieces,
     check_ranges,
     is_key,
     same_length,
 )
-from kvformat.stores.coverage import Coverage
 from kvformat.stores.protocol import Code
 from kvformat_connector.store.mooncake_calls import MooncakeCalls
 from kvformat_connector.store.mooncake_client import (
@@ -41,21 +39,10 @@ from kvformat_connector.store.mooncake_client import (
 )
 from kvformat_connector.store.mooncake_listing import fetch_keys, has_storage
 from kvformat_connector.store.mooncake_options import parse_mooncake_options
+from kvformat_connector.store.mooncake_puts import Opening, PutBook
 from kvformat_connector.store.mooncake_self_test import check_by_use
 
 _CLOSE_LIMIT_S = 5.0
-
-
-class _Write:
-    """A put session."""
-
-    __slots__ = ("coverage", "nbytes", "num_writing", "opened_at")
-
-    def __init__(self, nbytes: int) -> None:
-        self.nbytes = nbytes
-        self.coverage = Coverage()
-        self.num_writing = 0  #: range calls in progress
-        self.opened_at = time.monotonic()
 
 
 class MooncakeStore:
@@ -81,8 +68,8 @@ class MooncakeStore:
         replicas = replica_arguments(client, self._options)
         self._start_puts = partial(client.batch_put_session_start, **replicas)
         self._put_whole = partial(client.batch_put_from_multi_buffers, **replicas)
-        self._lock = threading.Lock()  # the sessions; never held during a call
-        self._writes: dict[str, _Write] = {}
+        self._puts = PutBook()
+        self._lock = threading.Lock()  # the get sessions; never held during a call
         self._reads: set[str] = set()
 
         #: Whether an object could be put when the store was opened.
@@ -116,25 +103,15 @@ class MooncakeStore:
         if not same_length(keys, nbytes):
             return self._unless_closed([Code.INVALID] * len(keys))
         self._give_up_late(keys)
-        codes, valid = _check_keys(keys)
-        new: list[int] = []
-        with self._lock:
-            for index in valid:
-                codes[index] = check_nbytes(nbytes[index])
-                if keys[index] in self._writes:
-                    codes[index] = Code.EXISTS
-                elif codes[index] == Code.OK:
-                    self._writes[keys[index]] = _Write(nbytes[index])
-                    new.append(index)
+        codes, _ = _check_keys(keys)
+        new = self._puts.add(keys, nbytes, codes)
         self._calls.fill(codes, new, self._start_puts, keys, nbytes)
-        with self._lock:
-            for index in new:
-                if codes[index] != Code.OK:
-                    self._writes.pop(keys[index], None)
-                if codes[index] == Code.INVALID:
-                    # The arguments are right, so this client lost a session of the key to another
-                    # writer, and can't write the key while the other's object is there.
-                    codes[index] = Code.EXISTS
+        self._puts.drop([keys[index] for index in new if codes[index] != Code.OK])
+        for index in new:
+            if codes[index] == Code.INVALID:
+                # The arguments are right, so this client lost a session of the key to another
+                # writer, and can't write the key while the other's object is there.
+                codes[index] = Code.EXISTS
         return self._unless_closed(codes)
 
     def put_ranges(
@@ -146,45 +123,27 @@ class MooncakeStore:
     ) -> list[int]:
         if not same_length(keys, addresses, sizes, offsets):
             return self._unless_closed([Code.INVALID] * len(keys))
-        # Before the call, because a late session may write into another object's memory.
+        # Before the call, because a late or lost session may write into another object's memory.
         self._give_up_late(keys)
-        with self._lock:
-            writes = [self._writes.get(key) for key in keys]
-            in_use = [write for write in writes if write is not None]
-            for each in in_use:
-                each.num_writing += 1
-        try:
+        unknown = self._give_up_lost(keys)
+        with self._puts.writing(keys) as writes:
             totals = [
-                Code.INVALID if write is None else check_ranges(a, s, o, write.nbytes)
+                Code.INVALID
+                if write is None
+                else Code.UNAVAILABLE
+                if write.opening in unknown
+                else check_ranges(a, s, o, write.nbytes)
                 for write, a, s, o in zip(writes, addresses, sizes, offsets, strict=True)
             ]
             call = self._client.batch_put_from_multi_buffer_ranges
             codes = self._move(totals, call, keys, addresses, sizes, offsets)
-        finally:
-            with self._lock:
-                for each in in_use:
-                    each.num_writing -= 1
-        with self._lock:
-            for write, code, s, o in zip(writes, codes, sizes, offsets, strict=True):
-                if write is not None and code > 0:
-                    write.coverage.add_ranges(s, o)
+        self._puts.written(writes, codes, sizes, offsets)
         return self._unless_closed(codes)
 
     def put_commit(self, keys: Sequence[str]) -> list[int]:
         self._give_up_late(keys)
         codes: list[int] = [Code.INVALID] * len(keys)
-        whole: list[int] = []
-        unfinished: list[str] = []
-        with self._lock:
-            for index, key in enumerate(keys):
-                write = self._writes.pop(key, None)
-                if write is None:
-                    continue
-                # A range call in progress could change the object after its commit.
-                if write.coverage.is_whole(write.nbytes) and not write.num_writing:
-                    whole.append(index)
-                else:
-                    unfinished.append(key)
+        whole, unfinished = self._puts.end(keys)
         self._calls.fill(codes, whole, self._client.batch_put_session_end, keys)
         unfinished += [keys[index] for index in whole if codes[index] != Code.OK]
         self._calls.batch(self._client.batch_put_session_revoke, unfinished)
@@ -192,24 +151,38 @@ class MooncakeStore:
 
     def put_revoke(self, keys: Sequence[str]) -> list[int]:
         codes: list[int] = [Code.INVALID] * len(keys)
-        with self._lock:
-            ours = [
-                index for index, key in enumerate(keys) if self._writes.pop(key, None) is not None
-            ]
+        ours = self._puts.drop(keys)
         self._calls.fill(codes, ours, self._client.batch_put_session_revoke, keys)
         return self._unless_closed(codes)
 
     def _give_up_late(self, keys: Sequence[str]) -> None:
         """Forget and revoke the sessions that are open for longer than ``put_session_limit_ms``."""
-        opened_before = time.monotonic() - self._options.put_session_limit_ms / 1000
-        late: list[str] = []
-        with self._lock:
-            for key in keys:
-                write = self._writes.get(key)
-                if write is not None and write.opened_at < opened_before:
-                    del self._writes[key]
-                    late.append(key)
+        late = self._puts.drop_late(keys, self._options.put_session_limit_ms / 1000)
         self._calls.batch(self._client.batch_put_session_revoke, late)
+
+    def _give_up_lost(self, keys: Sequence[str]) -> set[Opening]:
+        """Forget and revoke the sessions that the master doesn't know any more; answers those that
+        it can't be asked about.
+
+        A session outlives the master that gave it: writing goes on as if nothing were, while a
+        master that was started again deals the memory out to others. Of an object that is being
+        written a master says that it isn't ready.
+        """
+        unknown: set[Opening] = set()
+        lost: set[Opening] = set()
+        for opening, key in self._puts.unconfirmed(keys).items():
+            now = time.monotonic()
+            code = self._calls.one(self._client.get_size, key)
+            if code == Code.NOT_READY:
+                opening.confirmed_at = now
+            elif code == Code.UNAVAILABLE:
+                unknown.add(opening)
+            else:
+                lost.add(opening)
+        if lost:
+            gone = self._puts.drop_opened_with(lost)
+            self._calls.batch(self._client.batch_put_session_revoke, gone)
+        return unknown
 
     def get_start(self, keys: Sequence[str]) -> list[int]:
         codes, valid = _check_keys(keys)
@@ -357,9 +330,7 @@ class MooncakeStore:
 
     def close(self) -> None:
         # Mooncake's close revokes nothing: others would wait 30 s for each of these keys.
-        with self._lock:
-            keys = list(self._writes)
-        self.put_revoke(keys)
+        self.put_revoke(self._puts.keys())
         self._calls.close(_CLOSE_LIMIT_S)
 
     def _move(

@@ -125,7 +125,7 @@ CALLS = [
     name
     for name in vars(Client)
     if name.startswith("batch_") or name in ("setup", "close", "remove", "register_buffer")
-] + ["unregister_buffer"]
+] + ["unregister_buffer", "get_size"]
 
 
 @pytest.fixture

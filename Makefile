@@ -55,7 +55,8 @@ help:
 	@echo 'make demo KEEP=FOLDER      and keep models, store and logs, to look into and to serve'
 	@echo 'make test                  linter, type checker, every test'
 	@echo 'make bench                 the benchmarks, as JSON'
-	@echo 'make soak                  five minutes of random work on a Mooncake that keeps breaking'
+	@echo 'make soak                  random work on a Mooncake that keeps breaking: five minutes of real'
+	@echo '                           vLLM, and five of small engines that check every byte'
 	@echo 'make lint                  ruff and mypy alone'
 	@echo 'make clean                 remove .venv, .venv-ascend and caches'
 
@@ -118,7 +119,9 @@ bench: $(VENV)/.engine
 	@$(BIN)/python -m tests.bench
 
 soak: $(VENV)/.engine
-	$(call say,Random work on a breaking Mooncake for $(SECONDS_OF_SOAK) seconds)
+	$(call say,Real vLLM on a breaking Mooncake for $(SECONDS_OF_SOAK) seconds)
+	@$(BIN)/python tests/soak/soak_tokens.py --seconds $(SECONDS_OF_SOAK)
+	$(call say,Random work of small engines on a breaking Mooncake for $(SECONDS_OF_SOAK) seconds)
 	@$(BIN)/python tests/soak/soak.py --seconds $(SECONDS_OF_SOAK)
 
 clean:

@@ -185,19 +185,25 @@ class Server:
         return is_done or is_aborted
 
 
+def break_once(pool: Pool, chance: random.Random, stop: threading.Event) -> str:
+    """Something happens to the pool, and is mended again; what it was."""
+    what = chance.choice(("freeze", "freeze", "freeze", "kill client", "kill master"))
+    if what == "freeze":
+        pool.send("client", signal.SIGSTOP)
+        stop.wait(chance.uniform(0.2, 3))
+        pool.send("client", signal.SIGCONT)
+    else:
+        name = what.split()[1]
+        pool.kill(name)
+        stop.wait(chance.uniform(0, 2))
+        pool.start(name)
+    return what
+
+
 def break_things(pool: Pool, chance: random.Random, stop: threading.Event) -> None:
     """Something happens to the pool every few seconds."""
     while not stop.wait(chance.uniform(2, 6)):
-        what = chance.choice(("freeze", "freeze", "freeze", "kill client", "kill master"))
-        if what == "freeze":
-            pool.send("client", signal.SIGSTOP)
-            stop.wait(chance.uniform(0.2, 3))
-            pool.send("client", signal.SIGCONT)
-        else:
-            name = what.split()[1]
-            pool.kill(name)
-            stop.wait(chance.uniform(0, 2))
-            pool.start(name)
+        break_once(pool, chance, stop)
 
 
 def resident_nbytes() -> int:

@@ -52,6 +52,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     producer_is_to_load: bool = True  #: whether a kv_producer loads from the store
     consumer_is_to_load: bool = True  #: whether a kv_consumer loads from the store
     consumer_is_to_put: bool = False  #: whether a kv_consumer saves to the store
+    overlap_saves: bool | Literal["auto"] = "auto"  #: store layers while others are computed
     save_decode_blocks: bool = False  #: also keep blocks that hold generated tokens
     failed_key_retry_ms: int = 30_000  #: how long a key that failed to load isn't promised
     transfer_deadline_ms: int = 5000  #: a call to the store that takes longer is given up

@@ -36,6 +36,9 @@ class Piece(NamedTuple):
 class Device(Protocol):
     """The memory of one worker's KV cache."""
 
+    #: Whether the engine computes on the processor that this process runs on.
+    computes_on_host: bool
+
     def mark(self) -> object:
         """A point in the engine's work: everything that has been given to the device so far."""
         ...
@@ -59,6 +62,8 @@ class Device(Protocol):
 
 class HostDevice:
     """Memory that this process can read, filled by code that has returned when it has run."""
+
+    computes_on_host = True
 
     def __init__(self, regions: Sequence[Region]) -> None:
         self._regions = [(region.address, _view(region)) for region in regions]

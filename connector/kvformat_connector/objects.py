@@ -263,6 +263,15 @@ class Rank:
         self.save_staging = Staging(store, options.staging_bytes // 2)
         # Apart from the rest: stages of layers may all be held by jobs that wait for a commit.
         self.header_staging = Staging(store, _HEADER_STAGING_NBYTES)
+        #: Whether layers are stored while the next ones are computed. On the processor that also
+        #: computes, storing would take from computing what it hides; but whoever cuts objects
+        #: along the layers wants them early.
+        self.saves_overlap = (
+            not device.computes_on_host
+            or len({template.object_map.shard.layer for template in puts}) > 1
+            if options.overlap_saves == "auto"
+            else options.overlap_saves
+        )
         self.open_gets = SessionBook()
 
     def templates(self, variant: Variant) -> Templates:

@@ -2,7 +2,8 @@
 
 A layer is copied to a stage as soon as it is computed, and stored from there. So a step ends when
 its bytes are copied, not when they are stored; the engine may use its blocks again at once; and a
-call that hangs reads nothing that has changed meanwhile.
+call that hangs reads nothing that has changed meanwhile. Where the engine computes on the same
+processor that would do the storing, stages are held until the step has been computed.
 
 An object is committed only if every byte of it was written, from a computation that rests on no
 failed load; else it is revoked and nobody ever sees it.
@@ -18,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Set
 from concurrent.futures import Future
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +42,15 @@ logger = logging.getLogger(__name__)
 _WRITE_ID_NBYTES: Final = 16
 #: Only calls that were left behind hold stages of headers for long.
 _HEADER_WAIT_S: Final = 1.0
+
+
+class _Copied(NamedTuple):
+    """One layer of some rows, in a stage."""
+
+    rows: Rows
+    layer: ObjectLayer
+    chunk: Indices
+    stage: Stage
 
 
 class SaveStep:
@@ -74,11 +84,13 @@ class SaveStep:
         self._committed: set[int] = set()
         self._copied: list[Future[None]] = []
         self._put: set[LayerAddress] = set()
-        self._done: Future[None] | None = None
+        self._done: Future[None] = Future()
         self._ended_at = 0.0
         #: Object index and block hash of what has been committed.
         self.committed: list[StoredBlock] = []
         self._found_no_stage = False
+        #: Copies that are stored when the step has been computed; the lane's.
+        self._held: list[_Copied] = []
         #: Stages that no call has been given yet.
         self._queued: dict[int, Stage] = {}
         self._lock = threading.Lock()
@@ -108,17 +120,16 @@ class SaveStep:
         for copied in self._copied:
             copied.result()
         self._ended_at = time.perf_counter()
-        self._channel.submit(self._guarded, self._commit_objects, tainted)
-        self._done = self._channel.submit(self._guarded, self._sessions.close)
+        self._lane.submit(self._finish, tainted)
 
     @property
     def is_done(self) -> bool:
         """Whether every object is committed or given up, and every session ended."""
-        return self._done is not None and self._done.done()
+        return self._done.done()
 
     def give_back_stages(self) -> None:
-        """On a channel that was left behind: nothing waits for what it would still store. The stage
-        in the call that hangs stays where it is."""
+        """Free stages that no call has been given, because none will be: the channel was left
+        behind, or the step is over. The stage in a call that hangs stays where it is."""
         with self._lock:
             queued, self._queued = list(self._queued.values()), {}
         for stage in queued:
@@ -176,32 +187,56 @@ class SaveStep:
                     self._counters.add("save.no_staging", num_dropped)
                     continue
                 try:
-                    self._fill(rows, layer, chunk, stage)
+                    block_ids = rows.first_block_ids(layer.group, chunk)
+                    self._rank.device.gather(layer.pieces, block_ids, stage.rows)
                 except BaseException:
                     staging.release(stage)
                     raise
                 with self._lock:
                     self._queued[id(stage)] = stage
-                self._channel.submit(self._guarded, self._put_stage, rows, layer, chunk, stage)
-            if self._may_commit_early and self._written[id(rows)].all():
-                self._channel.submit(self._guarded, self._commit_rows, rows, frozenset())
+                self._held.append(_Copied(rows, layer, chunk, stage))
+            if self._rank.saves_overlap:
+                self._store_held()
+                if self._may_commit_early and self._written[id(rows)].all():
+                    self._channel.submit(self._guarded, self._commit_rows, rows, frozenset())
 
     def _take_stage(self, num_rows: int, row_nbytes: int) -> Stage | None:
-        started = time.perf_counter()
-        stage = self._rank.save_staging.take(num_rows, row_nbytes, max(0.0, self._wait_left_s))
-        self._wait_left_s -= time.perf_counter() - started
+        staging = self._rank.save_staging
+        stage = staging.take(num_rows, row_nbytes, 0.0)
+        if stage is None:
+            # What is held takes the room that it waits for.
+            self._store_held()
+            started = time.perf_counter()
+            stage = staging.take(num_rows, row_nbytes, max(0.0, self._wait_left_s))
+            self._wait_left_s -= time.perf_counter() - started
         return stage
 
-    def _fill(self, rows: Rows, layer: ObjectLayer, chunk: Indices, stage: Stage) -> None:
-        block_ids = rows.first_block_ids(layer.group, chunk)
-        self._rank.device.gather(layer.pieces, block_ids, stage.rows)
+    def _store_held(self) -> None:
+        held, self._held = self._held, []
+        for copied in held:
+            self._take_checksums(copied)
+            self._channel.submit(self._guarded, self._put_stage, copied)
+
+    def _take_checksums(self, copied: _Copied) -> None:
+        rows, layer, chunk, stage = copied
         self._checksums[id(rows)][chunk, layer.range_index] = np.fromiter(
             (checksum(stage.row(position)) for position in range(len(chunk))),
             np.uint64,
             len(chunk),
         )
 
-    def _put_stage(self, rows: Rows, layer: ObjectLayer, chunk: Indices, stage: Stage) -> None:
+    def _finish(self, tainted: set[str]) -> None:
+        self._guarded(self._store_held)
+        self._channel.submit(self._guarded, self._commit_objects, tainted)
+        self._channel.submit(self._end)
+
+    def _end(self) -> None:
+        self._guarded(self._sessions.close)
+        self.give_back_stages()
+        self._done.set_result(None)
+
+    def _put_stage(self, copied: _Copied) -> None:
+        rows, layer, chunk, stage = copied
         with self._lock:
             if self._queued.pop(id(stage), None) is None:
                 return

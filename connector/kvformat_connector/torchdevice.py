@@ -43,6 +43,8 @@ class TorchDevice:
         module: torch's module of the device (``torch.npu``): streams and events.
     """
 
+    computes_on_host = False
+
     def __init__(self, tensors: Sequence[Any], module: Any) -> None:
         self._module = module
         self._device = tensors[0].device

@@ -28,7 +28,7 @@ def facade(**parts: Any) -> Any:
     connector._counters = Counters()
     connector._source = "bench"
     connector._layer = ""
-    connector._worker = connector._scheduler = None
+    connector._worker = connector._scheduler = connector._events = None
     for name, part in parts.items():
         setattr(connector, name, part)
     return connector

@@ -1,5 +1,6 @@
 """Layerwise puts and gets through the format, with checksums, against the same bytes in the same
-range calls made by hand, on a real Mooncake over TCP. Both take turns; medians of the rounds."""
+range calls made by hand, on a real Mooncake over TCP. Both take turns; medians of the rounds.
+Layers are stored as they come, as for an engine that computes on an accelerator."""
 
 from __future__ import annotations
 
@@ -55,7 +56,13 @@ def main() -> None:
         mooncake_services(segment_nbytes=3 << 30, log_folder=Path(folder)) as services,
     ):
         store = open_store(services.uri)
-        rank = BenchRank(store, num_layers=NUM_LAYERS, num_blocks=NUM_BLOCKS, head_size=128)
+        rank = BenchRank(
+            store,
+            num_layers=NUM_LAYERS,
+            num_blocks=NUM_BLOCKS,
+            head_size=128,
+            overlap_saves=True,
+        )
         raw = RawCalls(store, rank)
         total = NUM_LAYERS * NUM_BLOCKS * rank.layer_nbytes
         found: dict[str, list[float]] = {}

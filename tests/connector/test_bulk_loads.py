@@ -159,3 +159,22 @@ def test_a_bulk_call_that_hangs_is_given_up(store: FaultyStore) -> None:
     staging = engine.worker._rank.load_staging  # type: ignore[union-attr]
     assert staging.wait_idle(10)
     assert not any(any(layer) for block in engine.kv_of(request, table) for layer in block)
+
+
+def test_a_request_that_is_aborted_during_its_load_is_released_once(store: FaultyStore) -> None:
+    """Case 28: the engine frees its blocks only when they are no longer written to. Nothing of the
+    request is kept after that."""
+    opened = threading.Event()
+    store.before["get_objects"] = lambda keys: opened.wait(60)
+    engine = SimulatedEngine(store)
+    request, table = Request("w", TOKENS), engine.allocate(7)
+    start(engine, request, table)
+    engine.scheduler.finished("w")
+    assert engine.worker.take_received() == (set(), set())
+    opened.set()
+    assert received(engine) == ({"w"}, set())
+    assert engine.worker.take_received() == (set(), set())
+    rank = engine.worker._rank
+    assert rank is not None
+    assert rank.load_staging.wait_idle(10)
+    assert (store.num_open_sessions, engine.scheduler.num_requests) == (0, 0)

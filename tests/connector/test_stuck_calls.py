@@ -111,6 +111,24 @@ def test_a_full_store_that_is_back_is_used_again(
     assert (again.num_hit_tokens, again.kv) == (NUM_FULL * BLOCK_SIZE, expected)
 
 
+def test_a_store_that_is_slow_but_in_time_is_used(
+    store: FaultyStore, expected: list[list[bytes]]
+) -> None:
+    """Every call takes a while, none too long: all is saved, all is loaded, the breaker stays
+    closed."""
+    for method in ("exists", "put_start", "put_ranges", "put_commit", "get_start", "get_ranges"):
+        store.before[method] = lambda keys: time.sleep(0.03)
+    cold = SimulatedEngine(store)
+    assert cold.serve(Request("c", TOKENS)).kv == expected
+    assert cold.counters.snapshot()["save.blocks"] == NUM_FULL
+    warm = SimulatedEngine(store)
+    served = warm.serve(Request("w", TOKENS))
+    assert (served.num_hit_tokens, served.kv) == (NUM_FULL * BLOCK_SIZE, expected)
+    assert served.failed_block_ids == set()
+    assert "breaker.opened" not in warm.counters.snapshot()
+    assert store.num_open_sessions == 0
+
+
 def test_what_a_late_call_brings_reaches_no_block(store: FaultyStore, valve: Valve) -> None:
     """The call of layer 1 comes back when the engine has given its blocks to another request: not
     one byte of the cache changes."""

@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 from simulated_engine import Request, SimulatedEngine, make_layout
 
@@ -21,8 +22,10 @@ TOKENS = [(1 + index) % 250 for index in range(83)]
 NUM_FULL = 20
 LAYOUT = make_layout(num_layers=NUM_LAYERS)
 DEADLINE_MS = 1500
-#: Read what is needed next and no more, so that a fault between two layers meets the later ones.
+#: Read what is needed next and no more, and store what is there at once, so that a fault between
+#: two layers meets the later ones.
 OPTIONS = {
+    "overlap_saves": True,
     "layerwise_prefetch_layers": 1,
     "transfer_deadline_ms": DEADLINE_MS,
     "breaker_retry_ms": 200,
@@ -73,7 +76,7 @@ class Pool:
 
 
 @contextmanager
-def make_pool(**options: int) -> Iterator[Pool]:
+def make_pool(**options: Any) -> Iterator[Pool]:
     """A pool of its own for a test that breaks it."""
     with ExitStack() as stack:
         services = stack.enter_context(mooncake_services(**options))

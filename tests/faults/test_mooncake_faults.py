@@ -126,6 +126,31 @@ def test_storage_that_is_frozen_while_saving_holds_no_request_up() -> None:
         assert (after.num_hit_tokens, after.kv) == (NUM_FULL * BLOCK_SIZE, EXPECTED)
 
 
+def test_storage_that_is_killed_while_saving_holds_no_request_up() -> None:
+    """kill -9 between two layers of a save: nothing of it appears, and with fresh storage the next
+    request saves."""
+    with make_pool() as pool, make_engine(pool.uri) as engine:
+        at_layer(engine, 2, lambda: pool.kill("client"))
+        engine.worker.settle, settle = (lambda timeout_s: True), engine.worker.settle  # type: ignore[method-assign]
+        assert engine.serve(Request("c", TOKENS)).kv == EXPECTED
+        until(lambda: engine.step([]) == set() and engine.worker._breaker.is_open, 20)
+        assert engine.serve(Request("d", TOKENS)).kv == EXPECTED
+        assert "save.blocks" not in engine.counters.snapshot()
+        pool.start("client")
+        until(lambda: settle(1.0), 60)  # the call that hangs takes a second for each object
+        engine.worker.settle = settle  # type: ignore[method-assign]
+        until_used_again(engine)
+        expect_idle(engine)
+
+        def is_saved() -> bool:
+            assert engine.serve(Request("e", TOKENS)).kv == EXPECTED
+            return engine.counters.snapshot().get("save.blocks", 0) == NUM_FULL
+
+        until(is_saved, 60)
+        after = engine.serve(Request("f", TOKENS))
+        assert (after.num_hit_tokens, after.kv) == (NUM_FULL * BLOCK_SIZE, EXPECTED)
+
+
 def test_a_master_restarted_in_the_middle_of_a_get_gives_us_nobody_elses_bytes() -> None:
     """Our sessions point to memory that holds another client's objects by now, and Mooncake reads
     them as a success. Not one of them is accepted."""
@@ -242,16 +267,28 @@ def test_a_writer_killed_between_two_layers_leaves_no_object(tmp_path: Path) -> 
 
 
 def test_a_put_session_older_than_its_limit_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is written to it any more, and nothing of it is ever seen."""
+    """A layer takes so long that the master gives the keys to another writer, who commits. Nothing
+    more is written to the old sessions: the other's objects are right, and stay."""
     import kvformat_connector.sessions as sessions
 
-    monkeypatch.setattr(sessions, "MAX_PUT_SESSION_S", 0.2)
-    with make_pool() as pool, make_engine(pool.uri) as engine:
-        engine.before_layer = lambda index: time.sleep(0.3 if index == 3 else 0)
+    monkeypatch.setattr(sessions, "MAX_PUT_SESSION_S", 2.0)
+    timeouts = ("-put_start_discard_timeout_sec=3", "-put_start_release_timeout_sec=6")
+    with make_pool(master_options=timeouts) as pool, make_engine(pool.uri) as engine:
+
+        def be_slow() -> None:
+            time.sleep(3.5)
+            save(pool.uri)
+
+        at_layer(engine, 3, be_slow)
         assert engine.serve(Request("c", TOKENS)).kv == EXPECTED
-        assert engine.counters.snapshot()["save.too_old"] == NUM_FULL
-        assert engine.scheduler.match(Request("w", TOKENS), 0) == 0
+        counts = engine.counters.snapshot()
+        assert counts["save.too_old"] == NUM_FULL
+        assert "save.blocks" not in counts
         expect_idle(engine)
+        with make_engine(pool.uri) as warm:
+            served = warm.serve(Request("w", TOKENS))
+            assert (served.num_hit_tokens, served.kv) == (NUM_FULL * BLOCK_SIZE, EXPECTED)
+            assert warm.counters.rejections == []
 
 
 def test_a_store_that_is_full_saves_what_it_can() -> None:
@@ -360,4 +397,27 @@ def test_a_master_that_is_dead_costs_each_request_nothing() -> None:
                 return engine.scheduler.match(Request("z", TOKENS), 0)
 
             until(is_saved, 60)
+            expect_idle(engine)
+
+
+def test_a_master_that_is_frozen_costs_two_timeouts_and_is_used_again() -> None:
+    """SIGSTOP: a question goes unanswered for 3 s. One is asked by the scheduler, one or so by the
+    worker, and then none until the master goes on."""
+    with make_pool() as pool:
+        save(pool.uri)
+        with make_engine(pool.uri) as engine:
+            engine.worker.settle, settle = (lambda timeout_s: True), engine.worker.settle  # type: ignore[method-assign]
+            pool.send("master", signal.SIGSTOP)
+            served = [engine.serve(Request(f"x{number}", TOKENS)) for number in range(10)]
+            assert [each.num_hit_tokens for each in served] == [0] * 10
+            assert all(each.kv == EXPECTED for each in served)
+            counts = engine.counters.snapshot()
+            assert counts["lookup.failed"] > 0
+            assert counts["lookup.calls"] <= 3
+            pool.send("master", signal.SIGCONT)
+            engine.worker.settle = settle  # type: ignore[method-assign]
+            until_used_again(engine)
+            until(lambda: engine.serve(Request("y", TOKENS)).num_hit_tokens, 60)
+            after = engine.serve(Request("z", TOKENS))
+            assert (after.num_hit_tokens, after.kv) == (NUM_FULL * BLOCK_SIZE, EXPECTED)
             expect_idle(engine)

@@ -45,6 +45,7 @@ NUM_ENGINES = 2
 MAX_TOKENS = 60
 BLOCK_SHAPE = (2, BLOCK_SIZE, 16)
 OPTIONS = {
+    "overlap_saves": True,
     "transfer_deadline_ms": 400,
     "breaker_retry_ms": 100,
     "failed_key_retry_ms": 200,

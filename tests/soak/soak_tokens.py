@@ -56,6 +56,8 @@ OPTIONS = {
 LEASE_TTL_MS = 1000
 _START_LIMIT_S = 120
 _END_LIMIT_S = 90
+#: An engine takes so long to start and to serve a little.
+_VISIT_S = 20
 
 
 def make_prompts(chance: random.Random) -> list[list[int]]:
@@ -143,10 +145,15 @@ class Engine:
         while self.outcome is None and self._process.poll() is None:
             assert time.monotonic() < deadline, "the engine doesn't start"
             time.sleep(0.1)
+        return self.is_running
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has not ended."""
         return self._process.poll() is None
 
     def end(self) -> int:
-        """Ask it to end; its exit status."""
+        """Ask it to end; its exit status, which tells too if it had ended before."""
         self._process.send_signal(signal.SIGTERM)
         return self._process.wait(_END_LIMIT_S)
 
@@ -186,6 +193,7 @@ def run(seconds: float, seed: int, folder: Path) -> dict[str, Any]:
     chosen = [index for index, answer in enumerate(report.answers) if is_clear(answer)]
     outcomes: list[Outcome] = []
     faults: Counter[str] = Counter()
+    num_died = 0
     with ExitStack() as stack:
         pool = stack.enter_context(make_pool(segment_nbytes=64 << 20, lease_ttl_ms=LEASE_TTL_MS))
         task = Task(
@@ -214,21 +222,23 @@ def run(seconds: float, seed: int, folder: Path) -> dict[str, Any]:
         )
         breaker.start()
         ends_at = time.monotonic() + seconds
-        while (left := ends_at - time.monotonic()) > 0:
+        while ends_at - time.monotonic() > _VISIT_S:
             with engines.running() as visitor:
-                if left > 20 and visitor.serves():
-                    time.sleep(max(0.0, min(chance.uniform(5, 20), ends_at - time.monotonic())))
-                    if chance.random() < 0.5:
+                if visitor.serves():
+                    left = ends_at - time.monotonic()
+                    time.sleep(max(0.0, min(chance.uniform(5, 20), left)))
+                    if chance.random() < 0.5 and visitor.is_running:
                         visitor.kill()
                         faults["engine killed"] += 1
-                    else:
-                        visitor.end()
-                elif left <= 20:
-                    time.sleep(left)
+                    elif visitor.end():
+                        num_died += 1
+                elif not (visitor.outcome and visitor.outcome.refused):
+                    num_died += 1
                 outcomes.append(visitor.outcome or Outcome())
+        time.sleep(max(0.0, ends_at - time.monotonic()))
         stop.set()
         breaker.join(60)
-        status = long_lived.end()
+        num_died += bool(long_lived.end())
         last = long_lived.outcome
         assert last is not None
         outcomes.append(last)
@@ -245,7 +255,7 @@ def run(seconds: float, seed: int, folder: Path) -> dict[str, Any]:
         "prompts": len(chosen),
         "wrong": counts["WRONG"] + counts["unanswered"],
         "leaks": [leak for outcome in outcomes for leak in outcome.leaks],
-        "is_over": last.is_over and status == 0,
+        "died": num_died,
         "memory_growth": growth(last.memory_nbytes),
         "memory_mib": [n >> 20 for n in last.memory_nbytes[:: len(last.memory_nbytes) // 10 + 1]],
         "faults": dict(sorted(faults.items())),
@@ -265,7 +275,7 @@ def main() -> int:
         folder.mkdir(parents=True, exist_ok=True)
         result = run(options.seconds, options.seed, folder)
     print(json.dumps(result, indent=1))
-    is_good = result["is_over"] and not result["wrong"] and not result["leaks"]
+    is_good = not result["died"] and not result["wrong"] and not result["leaks"]
     is_good &= result["memory_growth"] <= MAX_GROWTH
     # The pool was used, and it was broken.
     counts = result["counts"]

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -42,20 +42,25 @@ class MooncakeServices(NamedTuple):
 
 @contextmanager
 def mooncake_services(
-    *, segment_nbytes: int = 512 << 20, lease_ttl_ms: int = 10_000, log_folder: Path | None = None
+    *,
+    segment_nbytes: int = 512 << 20,
+    lease_ttl_ms: int = 10_000,
+    master_options: Sequence[str] = (),
+    log_folder: Path | None = None,
 ) -> Iterator[MooncakeServices]:
     """Start both services, wait until objects can be put, and stop them in the end.
 
     ``segment_nbytes`` is the memory for objects, ``lease_ttl_ms`` how long a read object is safe.
-    The services' output goes to ``log_folder``. Raises ``StoreUnavailableError`` where Mooncake
-    isn't installed or a service doesn't come up.
+    ``master_options`` go to the master as they are. The services' output goes to ``log_folder``.
+    Raises ``StoreUnavailableError`` where Mooncake isn't installed or a service doesn't come up.
     """
     with ExitStack() as stack:
         if log_folder is None:
             log_folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         for _ in range(_MAX_TRIES):
             with ExitStack() as started:
-                services = _start(started, segment_nbytes, lease_ttl_ms, log_folder)
+                options = (f"-default_kv_lease_ttl={lease_ttl_ms}", *master_options)
+                services = _start(started, segment_nbytes, options, log_folder)
                 if services is not None:
                     stack.push(started.pop_all())
                     break
@@ -68,7 +73,7 @@ def mooncake_services(
 
 
 def _start(
-    stack: ExitStack, segment_nbytes: int, lease_ttl_ms: int, log_folder: Path
+    stack: ExitStack, segment_nbytes: int, master_options: Sequence[str], log_folder: Path
 ) -> MooncakeServices | None:
     rpc_port, metrics_port, client_port = _free_ports(3)
     master_log, client_log = _logs(log_folder)
@@ -80,7 +85,7 @@ def _start(
             f"-rpc_address={_HOST}",
             f"-metrics_port={metrics_port}",
             f"-metrics_host={_HOST}",
-            f"-default_kv_lease_ttl={lease_ttl_ms}",
+            *master_options,
         )
     )
     if not _comes_up(master, metrics_port, "/health"):

@@ -113,6 +113,13 @@ def test_a_test_object_is_gone_afterwards(run: Run, tmp_path: Path) -> None:
     store.close()
 
 
+def test_a_store_without_room(run: Run, tmp_path: Path) -> None:
+    """A server starts on it, so it's no failure, and is told."""
+    (tmp_path / "store").mkdir()
+    outcome = run("doctor", "--store", f"file://{tmp_path}/store?max_nbytes=1000", "--json")
+    assert (outcome.code, check(outcome, "store")["status"]) == (0, "notice")
+
+
 @pytest.mark.mooncake
 def test_a_real_mooncake(run: Run, mooncake: MooncakeServices) -> None:
     """Both ports answer, the client has the session methods, and an object makes the round."""

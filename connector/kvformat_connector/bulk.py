@@ -11,16 +11,16 @@ from concurrent.futures import Future
 from typing import Final
 
 import msgspec
-import numpy as np
 
 from kvformat.errors import Reason
 from kvformat.stores.protocol import Code
 from kvformat_connector.answers import code_name
 from kvformat_connector.breaker import Breaker
 from kvformat_connector.damaged import suspects_among
-from kvformat_connector.loading import DEADLINE, TRANSPORT_CODES, count_failures
-from kvformat_connector.objectcheck import Checker, Failures, expect_nbytes
+from kvformat_connector.loading import count_failures
+from kvformat_connector.objectcheck import Checker, Failures, among, expect_nbytes, rows_at
 from kvformat_connector.objects import Indices, Rank, Rows
+from kvformat_connector.reading import DEADLINE, TRANSPORT_CODES, ObjectReader
 from kvformat_connector.staging import Stage
 from kvformat_connector.stats import Counters
 from kvformat_connector.transfer import Channel, Channels, Lane
@@ -43,11 +43,11 @@ class BulkOutcome(msgspec.Struct, frozen=True, kw_only=True):
 class _Load:
     """One request's objects."""
 
-    def __init__(self, request_id: str, rows: list[Rows]) -> None:
+    def __init__(self, request_id: str, rows: list[Rows], rank: Rank) -> None:
         self.request_id = request_id
         self.rows = rows
         self.failures = Failures()
-        self.checker = Checker(rows, self.failures)
+        self.checker = Checker(rows, self.failures, verifies_payload=rank.verifies_payload)
         self.done: Future[None] = Future()
         self.is_given_up = False
         self.channel: Channel | None = None
@@ -76,7 +76,7 @@ class BulkLoads:
 
     def start(self, request_id: str, rows: list[Rows]) -> None:
         """Load a request's blocks. It is over when :meth:`poll` names it."""
-        load = _Load(request_id, rows)
+        load = _Load(request_id, rows, self._rank)
         self._loads.append(load)
         if self._breaker.is_open:
             reason = code_name(Code.UNAVAILABLE)
@@ -85,8 +85,8 @@ class BulkLoads:
             return
         load.channel = self._channels[self._num_started % _NUM_CHANNELS].current
         self._num_started += 1
-        self._lane.submit(self._rank.device.wait, self._rank.device.mark())
-        load.channel.submit(self._run, load)
+        self._lane.post(self._rank.device.wait, self._rank.device.mark())
+        load.channel.post(self._run, load)
 
     def poll(self) -> list[BulkOutcome]:
         """Requests whose loads have ended since the last call. Waits for nothing."""
@@ -125,7 +125,7 @@ class BulkLoads:
         failures = load.failures.seal()
         count_failures(self._counters, load.failures)
         for rows in load.rows:
-            num_loaded = int(rows.live.sum())
+            num_loaded = rows.num_live
             self._counters.add("load.blocks", num_loaded)
             self._counters.add("load.nbytes", num_loaded * rows.template.object_map.nbytes)
         return BulkOutcome(
@@ -153,8 +153,10 @@ class BulkLoads:
 
     def _run(self, load: _Load) -> None:
         self._guarded(load, self._read_objects, load)
+        if not self._rank.verifies_payload:
+            self._guarded(load, self._confirm, load)
         # After the checks of all its parts, which the lane has been given.
-        self._lane.submit(load.done.set_result, None)
+        self._lane.post(load.done.set_result, None)
 
     def _guarded(self, load: _Load, job: Callable[..., None], *arguments: object) -> None:
         try:
@@ -179,7 +181,22 @@ class BulkLoads:
                 except BaseException:
                     staging.release(stage)
                     raise
-                self._lane.submit(self._guarded, load, self._check, load, rows, chunk, stage, codes)
+                self._lane.post(self._guarded, load, self._check, load, rows, chunk, stage, codes)
+
+    def _confirm(self, load: _Load) -> None:
+        """What was read is still there when it has been read."""
+        assert load.channel is not None
+        # The first headers are the lane's to judge.
+        self._lane.submit(int).result()
+        reader = ObjectReader(
+            self._rank, load.rows, load.channel, self._breaker, self._counters, load.checker,
+            load.failures, self._deadline_s,
+        )  # fmt: skip
+        try:
+            for rows in load.rows:
+                reader.confirm(rows)
+        finally:
+            reader.close()
 
     def _read_chunk(self, load: _Load, rows: Rows, chunk: Indices, stage: Stage) -> list[int]:
         assert load.channel is not None
@@ -200,32 +217,20 @@ class BulkLoads:
         try:
             what = "the object can't be read"
             arrived = expect_nbytes(load.failures, rows, chunk, codes, stage.row_nbytes, what)
-            header_nbytes = rows.template.object_map.header_nbytes
-            right = np.array(
-                [
-                    position
-                    for position in arrived.tolist()
-                    if load.checker.take_header(
-                        rows, int(chunk[position]), stage.row(position)[:header_nbytes]
-                    )
-                ],
-                np.int64,
-            )
+            found = chunk if arrived is None else chunk[arrived]
+            header_bytes = rows_at(stage, arrived, slice(rows.template.object_map.header_nbytes))
+            right = among(arrived, load.checker.take_headers(rows, found, header_bytes))
             for layer in rows.template.layers.values():
-                span = slice(layer.offset, layer.offset + layer.nbytes)
-                part_of = _parts(stage, right, span)
-                right = right[load.checker.check_layer(rows, layer, chunk[right], part_of)]
+                found = chunk if right is None else chunk[right]
+                part = slice(layer.offset, layer.offset + layer.nbytes)
+                is_right = load.checker.check_layer(rows, layer, found, rows_at(stage, right, part))
+                right = among(right, is_right)
+            loaded = chunk if right is None else chunk[right]
             for layer in rows.template.layers.values():
                 if load.is_given_up:
                     return
-                block_ids, positions = rows.destinations(layer.group, chunk[right])
-                positions = right if positions is None else right[positions]
-                part = stage.rows[:, layer.offset : layer.offset + layer.nbytes]
-                self._rank.device.scatter(layer.pieces, block_ids, part, positions)
+                block_ids, targets = rows.destinations(layer.group, loaded)
+                staged = stage.rows[:, layer.offset : layer.offset + layer.nbytes]
+                self._rank.device.scatter(layer.pieces, block_ids, staged, among(right, targets))
         finally:
             self._rank.load_staging.release(stage)
-
-
-def _parts(stage: Stage, positions: Indices, span: slice) -> Callable[[int], memoryview]:
-    """The bytes ``span`` of the stage's row at ``positions[index]``, by ``index``."""
-    return lambda index: stage.row(int(positions[index]))[span]

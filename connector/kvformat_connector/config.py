@@ -44,6 +44,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     layerwise_prefetch_layers: int | Literal["auto"] = 2  #: read ahead of the one that computes
     layerwise_max_transfer_blocks: int = 1024  #: rows of one call to the store; 0: no limit
     layerwise_max_transfer_bytes: int = 64 << 20  #: bytes of one call to the store; 0: no limit
+    layerwise_session_blocks: int = 256  #: objects opened in one go; 0: no limit
+    #: every layer by its checksum, or objects by headers that are read again
     verify: Literal["checksum", "header"] = "checksum"
     head_shards: int = 1  #: objects per block along the head axis, at least one a rank
     #: objects per block along the layer axis, or how many layers each of them has
@@ -52,6 +54,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     producer_is_to_load: bool = True  #: whether a kv_producer loads from the store
     consumer_is_to_load: bool = True  #: whether a kv_consumer loads from the store
     consumer_is_to_put: bool = False  #: whether a kv_consumer saves to the store
+    #: whether each chunk of a prompt loads anew what the chunks before it have stored
+    chunk_prefix_reload: bool = False
     overlap_saves: bool | Literal["auto"] = "auto"  #: store layers while others are computed
     save_decode_blocks: bool = False  #: also keep blocks that hold generated tokens
     failed_key_retry_ms: int = 30_000  #: how long a key that failed to load isn't promised
@@ -69,6 +73,7 @@ _LEAST: Final = {
     "layerwise_prefetch_layers": 1,
     "layerwise_max_transfer_blocks": 0,
     "layerwise_max_transfer_bytes": 0,
+    "layerwise_session_blocks": 0,
     "head_shards": 1,
     "layer_segments": 1,
     "lookup_window": 1,
@@ -83,7 +88,11 @@ _LEAST: Final = {
 #: Texts that mean nothing when they are empty.
 _NEVER_EMPTY: Final = ("tenant", "preferred_segment")
 
-_UNLIMITED_AT_ZERO: Final = ("layerwise_max_transfer_blocks", "layerwise_max_transfer_bytes")
+_UNLIMITED_AT_ZERO: Final = (
+    "layerwise_max_transfer_blocks",
+    "layerwise_max_transfer_bytes",
+    "layerwise_session_blocks",
+)
 
 #: Where Mooncake keeps an object: told to the store, in its URI.
 _REPLICA_OPTIONS: Final = (
@@ -92,11 +101,6 @@ _REPLICA_OPTIONS: Final = (
     "prefer_alloc_in_same_node",
     "soft_pin_ms",
 )
-
-#: Options that are named already, with the value that works and why no other does yet.
-_FIXED_SO_FAR: Final[dict[str, tuple[object, str]]] = {
-    "verify": ("checksum", "all bytes pass through host memory, where checksums are taken"),
-}
 
 
 def parse_options(extra_config: Mapping[str, Any]) -> Options:
@@ -197,12 +201,12 @@ def _check_values(options: Options) -> None:
             f"option 'model_identity' has the value {options.model_identity!r} and option "
             f"'model_identity_file' has the value {options.model_identity_file!r}; set one of them",
         )
-    for name, (only, why) in _FIXED_SO_FAR.items():
-        if (value := getattr(options, name)) != only:
-            raise ConfigError(
-                Reason.CONFIG_UNSUPPORTED,
-                f"option {name!r} has the value {value!r}, only {only!r} is supported: {why}",
-            )
+    if options.chunk_prefix_reload and options.use_layerwise is False:
+        raise ConfigError(
+            Reason.CONFIG_CONFLICT,
+            "option 'chunk_prefix_reload' has the value True and option 'use_layerwise' has the "
+            "value False: a prefix is loaded again layer by layer",
+        )
 
 
 def _store_uri(options: Options) -> str:

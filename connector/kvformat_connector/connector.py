@@ -34,12 +34,13 @@ from kvformat_connector.engine import (
 )
 from kvformat_connector.events import StoredEvents
 from kvformat_connector.identity import NextWeights
+from kvformat_connector.loadpolicy import load_policy
 from kvformat_connector.messages import LayoutNotice, StepPlan, WorkerReport, merge_reports
 from kvformat_connector.metrics import ConnectorStats, PrometheusMetrics
 from kvformat_connector.needs import fails_by_block, object_needs
 from kvformat_connector.ported import without_effect
 from kvformat_connector.resolved import adapter_settings
-from kvformat_connector.scheduler import Scheduler, load_mode
+from kvformat_connector.scheduler import Scheduler
 from kvformat_connector.starting import log_versions, open_checked_store
 from kvformat_connector.stats import Counters, Rejection
 from kvformat_connector.worker import Worker
@@ -165,6 +166,7 @@ class KVFormatConnector(KVConnectorBase_V1, SupportsHMA):
         #: Prefix of the keys of what is computed without an adapter.
         self.namespace = namespace_prefix(layout_namespace(layout))
         may_load, may_save = directions(self._kv_transfer_config.kv_role, self._options)
+        policy = load_policy(layout, self._ranks, self._options)
         # Last, because it is the only step that takes time and leaves something open.
         store, had_room = open_checked_store(self._options.store, self.role.name.lower())
         self._counters.add("start.no_space", int(not had_room))
@@ -179,7 +181,7 @@ class KVFormatConnector(KVConnectorBase_V1, SupportsHMA):
                 adapters=self._adapters(),
                 may_load=may_load,
                 may_save=may_save,
-                load_mode=load_mode(layout, self._ranks, self._options),
+                load_policy=policy,
             )
             if self._publishes_events:
                 self._events = StoredEvents(object_needs(layout), layout.hash.block_size)
@@ -283,7 +285,7 @@ class KVFormatConnector(KVConnectorBase_V1, SupportsHMA):
         self.worker.begin_step(connector_metadata.plan)
 
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
-        self.worker.start_load()
+        """Nothing: loads have started when the step was bound, see :meth:`Worker.begin_step`."""
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         self._layer = layer_name
@@ -345,7 +347,7 @@ class KVFormatConnector(KVConnectorBase_V1, SupportsHMA):
         self, request: Request, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
         num_tokens = self.scheduler.match(request, num_computed_tokens)
-        return num_tokens, num_tokens > 0 and self.scheduler.loads_in_bulk
+        return num_tokens, num_tokens > 0 and self.scheduler.loads_in_bulk(request.request_id)
 
     def update_state_after_alloc(
         self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int

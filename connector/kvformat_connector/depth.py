@@ -17,7 +17,9 @@ class Depth:
     """A fixed number of layers, or one that follows what was measured.
 
     Reads happen one after the other, so one layer ahead keeps a steady store busy. More of them
-    even out times that vary: as many as the slowest layer lately takes computations of a layer.
+    even out times that vary, and queues: as many as the slowest layer lately, or all that are
+    queued, take computations of a layer. Free buffers bound that: what can't be staged now only
+    holds up what is read before it.
     """
 
     def __init__(
@@ -30,21 +32,25 @@ class Depth:
         self._compute_s = 0.0
         self._transfer_s = 0.0
         self._peak_s = 0.0
+        self._layer_nbytes = 0
 
     def waited(self) -> None:
         """A layer has been waited for: it computes from now on."""
         self._waited_at = self._clock()
 
-    def computed(self) -> None:
-        """The next layer is asked for."""
+    def computed(self, num_queued: int, free_nbytes: int) -> None:
+        """The next layer is asked for, while ``num_queued`` are yet to arrive and ``free_nbytes``
+        of staging memory are free."""
         if self._waited_at is not None:
             elapsed = self._clock() - self._waited_at
             self._compute_s += _WEIGHT * (elapsed - self._compute_s)
             self._waited_at = None
-            self._adapt()
+            if not self._is_fixed:
+                self._adapt(num_queued, free_nbytes)
 
-    def transferred(self, seconds: float) -> None:
-        """A layer has arrived, after so long."""
+    def transferred(self, nbytes: int, seconds: float) -> None:
+        """A layer of so many bytes has arrived, after so long."""
+        self._layer_nbytes = nbytes
         self._transfer_s += _WEIGHT * (seconds - self._transfer_s)
         self._peak_s = max(seconds, self._peak_s + _WEIGHT * (self._transfer_s - self._peak_s))
 
@@ -52,7 +58,8 @@ class Depth:
         """What comes between two steps is no computation of a layer."""
         self._waited_at = None
 
-    def _adapt(self) -> None:
-        if not self._is_fixed:
-            ahead = math.ceil(self._peak_s / max(self._compute_s, 1e-6))
-            self.num_layers = min(max(ahead, _MIN_LAYERS) + 1, _MAX_LAYERS)
+    def _adapt(self, num_queued: int, free_nbytes: int) -> None:
+        needed_s = max(self._peak_s, num_queued * self._transfer_s)
+        ahead = math.ceil(needed_s / max(self._compute_s, 1e-6))
+        num_free = free_nbytes // max(self._layer_nbytes, 1)
+        self.num_layers = min(max(min(ahead, num_free), _MIN_LAYERS) + 1, _MAX_LAYERS)

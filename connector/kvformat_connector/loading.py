@@ -1,9 +1,8 @@
-"""One step's loads: headers first, then layer after layer, ahead of the computation.
+"""One step's loads: layer after layer, ahead of the computation.
 
-An object that is not exactly the one asked for is out before any of its payload is read; a layer
-whose bytes are not the ones the header describes is out before the engine reads them. Bytes arrive
-in a stage; what is right goes on to the cache. One thread waits for the store while another one
-checks and copies what came before.
+Bytes arrive in a stage; a layer whose bytes are not the ones that its object's header describes is
+out before the engine reads it, and what is right goes on to the cache. One thread waits for the
+store while another one checks and copies what came before.
 
 Source: spec/kvformat.md section 8.2 (readers).
 """
@@ -13,12 +12,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from typing import Final
 
 import msgspec
-import numpy as np
 
 from kvformat.errors import Reason
 from kvformat.stores.protocol import Code
@@ -27,24 +24,14 @@ from kvformat_connector.breaker import Breaker
 from kvformat_connector.damaged import suspects_among
 from kvformat_connector.depth import Depth
 from kvformat_connector.engine import LayerAddress
-from kvformat_connector.objectcheck import Checker, Failures, expect_nbytes
+from kvformat_connector.objectcheck import Checker, Failures, among, expect_nbytes, rows_at
 from kvformat_connector.objects import Indices, ObjectLayer, Rank, Rows
-from kvformat_connector.sessions import GetSessions
+from kvformat_connector.reading import DEADLINE, ObjectReader
 from kvformat_connector.staging import Stage
 from kvformat_connector.stats import Counters
 from kvformat_connector.transfer import Channels, Lane
 
 logger = logging.getLogger(__name__)
-
-#: Why a row failed whose call was given up.
-DEADLINE: Final = "deadline"
-#: Without a range call that succeeded in this time, one header is read alone before all others.
-_CANARY_AFTER_S: Final = 2.0
-_NUM_CANARIES: Final = 2
-#: Answers that may mean a node that is gone, and not an object that is.
-TRANSPORT_CODES: Final = (Code.TRANSFER_FAILED, Code.UNAVAILABLE, Code.INTERNAL)
-#: Answers of a range call to a session whose lease has run out.
-_LAPSED_CODES: Final = (Code.LEASE_EXPIRED, Code.INVALID)
 
 
 class LoadOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,11 +67,23 @@ class LoadStep:
         self._breaker = breaker
         self._counters = counters
         self._deadline_s = deadline_s
-        self._sessions = GetSessions(rank.store, self._channel, rank.open_gets)
         self._failures = Failures()
-        self._checker = Checker(rows, self._failures)
+        self._checker = Checker(rows, self._failures, verifies_payload=rank.verifies_payload)
+        self._reader = ObjectReader(
+            rank, rows, self._channel, breaker, counters, self._checker, self._failures, deadline_s
+        )
+        #: Rows whose objects are still to be opened; the channel's thread.
+        self._unopened = list(rows)
         self._position = {address: index for index, address in enumerate(rank.sequence)}
-        self._layers: list[Future[None]] = []
+        #: Layers that may be read, that were begun, and that are in memory and verified or failed.
+        self._num_allowed = 0
+        self._num_begun = 0
+        self._num_ready = 0
+        self._is_reading = False
+        #: The engine's thread waits until so many layers are ready.
+        self._awaiting: tuple[int, Future[None]] | None = None
+        self._turn = threading.Lock()
+        self._ended: Future[None] | None = None
         self._awaited: set[int] = set()
         self._waited_s = 0.0
         # Nothing lands in the cache once the engine has given the load up.
@@ -99,9 +98,8 @@ class LoadStep:
             self._is_given_up = True
             return
         # The engine may still be writing to blocks that it has dealt out again.
-        self._lane.submit(self._guarded, self._rank.device.wait, self._rank.device.mark())
-        self._channel.submit(self._guarded, self._open_objects)
-        self._submit_up_to(self._depth.num_layers)
+        self._lane.post(self._guarded, self._rank.device.wait, self._rank.device.mark())
+        self._allow(self._depth.num_layers)
 
     def wait(self, address: LayerAddress) -> None:
         """Return when a layer is in memory and verified, or has failed."""
@@ -109,26 +107,29 @@ class LoadStep:
         self._awaited.add(position)
         if self._is_given_up:
             return
-        self._depth.computed()
-        self._submit_up_to(position + 1 + self._depth.num_layers)
-        self._wait_for(self._layers[position])
+        staging = self._rank.load_staging
+        self._depth.computed(
+            num_queued=self._num_allowed - self._num_ready,
+            free_nbytes=staging.max_nbytes - staging.num_taken_nbytes,
+        )
+        self._allow(position + 1 + self._depth.num_layers)
+        self._wait_ready(position + 1)
         self._depth.waited()
 
     def finish(self) -> LoadOutcome:
-        """End the sessions and say what failed."""
+        """Say what failed, when everything has been read and every session ended."""
         if self._awaited and not self._is_given_up:
             # Layers after the last one that was waited for may yet be computed, such as a draft
             # model's: they are waited for now.
-            self._submit_up_to(len(self._rank.sequence))
-        for layer in self._layers:
-            self._wait_for(layer)
+            self._allow(len(self._rank.sequence))
+        self._submit_end()
+        self._wait_ready(self._num_allowed)
         # The channel's last job: once it has run, no other one touches what is read here.
-        ended = self._channel.submit(self._sessions.close)
-        if not self._is_given_up:
-            self._wait_for(ended)
+        assert self._ended is not None
+        self._wait_for(self._ended)
         self._fail_unawaited()
         failures = self._failures.seal()
-        self._count(failures)
+        self._count()
         return LoadOutcome(
             block_ids={id_ for f in failures for id_ in f.rows.block_ids_of(f.row)},
             request_ids={owner for f in failures for owner in f.rows.owners_of(f.row)},
@@ -136,11 +137,12 @@ class LoadStep:
             suspects=suspects_among(failures),
         )
 
-    def _count(self, failures: Sequence[object]) -> None:
+    def _count(self) -> None:
         count_failures(self._counters, self._failures)
+        self._counters.observe("header", self._reader.header_s)
         self._counters.observe("layer_wait", self._waited_s)
         for rows in self._rows:
-            num_loaded = int(rows.live.sum())
+            num_loaded = rows.num_live
             self._counters.add("load.blocks", num_loaded)
             self._counters.add("load.nbytes", num_loaded * rows.template.object_map.nbytes)
 
@@ -161,11 +163,54 @@ class LoadStep:
         self._failures.add_all(self._rows, DEADLINE, detail)
         self._breaker.trip(f"loading: {detail}", [rows.keys[0] for rows in self._rows[:1]])
 
-    def _submit_up_to(self, num_layers: int) -> None:
-        for address in self._rank.sequence[len(self._layers) : num_layers]:
-            done: Future[None] = Future()
-            self._layers.append(done)
-            self._channel.submit(self._read_layer, address, done)
+    def _wait_ready(self, num_layers: int) -> None:
+        with self._turn:
+            if self._num_ready >= num_layers:
+                return
+            ready: Future[None] = Future()
+            self._awaiting = num_layers, ready
+        self._wait_for(ready)
+
+    def _note_ready(self) -> None:
+        with self._turn:
+            self._num_ready += 1
+            awaiting = self._awaiting
+            if awaiting is None or self._num_ready < awaiting[0]:
+                return
+            self._awaiting = None
+        awaiting[1].set_result(None)
+
+    def _allow(self, num_layers: int) -> None:
+        """Have so many layers read. A thread that reads goes on by itself."""
+        last = len(self._rank.sequence)
+        with self._turn:
+            self._num_allowed = max(self._num_allowed, min(num_layers, last))
+            if not self._is_reading and self._num_begun < self._num_allowed:
+                self._is_reading = True
+                self._channel.post(self._read_allowed)
+        if self._num_allowed == last:
+            self._submit_end()
+
+    def _read_allowed(self) -> None:
+        while True:
+            with self._turn:
+                position = self._num_begun
+                if position == self._num_allowed:
+                    self._is_reading = False
+                    return
+                self._num_begun += 1
+            self._read_layer(self._rank.sequence[position])
+
+    def _submit_end(self) -> None:
+        """Nothing more is read: sessions end while the last layers are computed."""
+        if self._ended is None:
+            self._ended = self._channel.submit(self._end)
+
+    def _end(self) -> None:
+        if not self._rank.verifies_payload and not self._is_given_up:
+            for rows in self._rows:
+                self._guarded(self._reader.confirm, rows)
+        self._reader.close()
 
     def _guarded(self, job: Callable[..., None], *arguments: object) -> None:
         # A job that raises has moved nothing that can be trusted; the step goes on without it.
@@ -176,121 +221,48 @@ class LoadStep:
             reason = Reason.TRANSFER_FAILED.value
             self._failures.add_all(self._rows, reason, f"loading raised {error!r}")
 
-    def _open_objects(self) -> None:
-        with self._counters.timed("header"):
-            for rows in self._rows:
-                header_nbytes = rows.template.object_map.header_nbytes
-                staging = self._rank.load_staging
-                for chunk in self._rank.chunks(rows.live_rows, header_nbytes, staging):
-                    self._open_chunk(rows, chunk)
-
-    def _open_chunk(self, rows: Rows, chunk: Indices) -> None:
-        codes = self._sessions.open([rows.keys[row] for row in chunk.tolist()])
-        for row, code in zip(chunk.tolist(), codes, strict=True):
-            if code < 0:
-                self._failures.add(rows, row, code_name(code), "the object can't be opened")
-        if min(codes) == max(codes) == Code.UNAVAILABLE and not self._channel.is_abandoned:
-            self._breaker.trip("loading: the store doesn't answer")
-        chunk = chunk[rows.live[chunk]]
-        tried: list[str] = []
-        while len(chunk) and not self._breaker.is_proven(_CANARY_AFTER_S):
-            if len(tried) == _NUM_CANARIES:
-                reason = code_name(Code.UNAVAILABLE)
-                self._breaker.trip("loading: no header can be read", tried)
-                self._failures.add_all(self._rows, reason, "no header can be read")
-                return
-            if self._read_headers(rows, chunk[:1]):
-                self._breaker.succeeded()
-            tried.append(rows.keys[int(chunk[0])])
-            chunk = chunk[1:]
-        self._read_headers(rows, chunk)
-
-    def _read_headers(self, rows: Rows, chunk: Indices) -> bool:
-        """Read and judge headers. False where the store could not be read from."""
-        if not len(chunk):
-            return True
-        nbytes = rows.template.object_map.header_nbytes
-        stage = self._take_stage(rows, chunk, nbytes)
-        if stage is None:
-            return True
-        try:
-            codes = self._read(rows, chunk, stage, 0)
-            what = "the header can't be read"
-            for position in expect_nbytes(self._failures, rows, chunk, codes, nbytes, what):
-                self._checker.take_header(rows, int(chunk[position]), stage.row(position))
-        finally:
-            self._rank.load_staging.release(stage)
-        return not all(code in TRANSPORT_CODES for code in codes)
-
-    def _read_layer(self, address: LayerAddress, done: Future[None]) -> None:
+    def _read_layer(self, address: LayerAddress) -> None:
         self._guarded(self._read_layer_now, address)
         # After the checks of all its parts, which the lane has been given.
-        self._lane.submit(done.set_result, None)
+        self._lane.post(self._note_ready)
+        if self._unopened:
+            # Objects that hold none of the first layer have waited for it.
+            self._guarded(self._open_others)
 
     def _read_layer_now(self, address: LayerAddress) -> None:
-        self._sessions.renew()
+        num_nbytes, seconds = 0, 0.0
         for rows in self._rows:
             layer = rows.template.layers.get(address)
             if layer is None:
                 continue
-            staging = self._rank.load_staging
-            for chunk in self._rank.chunks(rows.live_rows, layer.nbytes, staging):
+            for window in self._opened(rows):
+                started = time.perf_counter()
+                for chunk in self._rank.chunks(window, layer.nbytes, self._rank.load_staging):
+                    self._read_chunk(rows, layer, chunk)
+                seconds += time.perf_counter() - started
+                num_nbytes += len(window) * layer.nbytes
+        self._depth.transferred(num_nbytes, seconds)
+
+    def _opened(self, rows: Rows) -> Iterator[Indices]:
+        """Live rows whose objects are open: of the first layer window by window, as they're
+        opened, else all together."""
+        if rows not in self._unopened:
+            return iter([rows.live_rows])
+        self._unopened.remove(rows)
+        return self._reader.open(rows)
+
+    def _open_others(self) -> None:
+        for rows in list(self._unopened):
+            for _ in self._opened(rows):
                 if self._is_given_up:
                     return
-                stage = self._take_stage(rows, chunk, layer.nbytes)
-                if stage is None:
-                    continue
-                started = time.perf_counter()
-                try:
-                    codes = get_layer(self._read, rows, chunk, stage, layer)
-                except BaseException:
-                    staging.release(stage)
-                    raise
-                self._depth.transferred(time.perf_counter() - started)
-                self._lane.submit(self._guarded, self._check, rows, layer, chunk, stage, codes)
 
-    def _take_stage(self, rows: Rows, chunk: Indices, nbytes: int) -> Stage | None:
-        # Calls that were given up may still hold all of it.
-        stage = self._rank.load_staging.take(len(chunk), nbytes, self._deadline_s)
-        if stage is None:
-            for row in chunk.tolist():
-                self._failures.add(rows, row, DEADLINE, "no staging memory is free")
-        return stage
-
-    def _read(self, rows: Rows, chunk: Indices, stage: Stage, offset: int) -> list[int]:
-        """Fill a stage from ``offset`` of the objects on; bytes read by row, or a code."""
-        keys = rows.keys_of(chunk)
-        call = self._rank.store.get_ranges
-        codes = self._rank.move_stage(self._channel, call, keys, stage, None, offset)
-        if min(codes) < 0:
-            codes = self._read_lapsed(keys, codes, stage, offset)
-        if max(codes) > 0:
-            self._breaker.succeeded()
-        return codes
-
-    def _read_lapsed(
-        self, keys: list[str], codes: list[int], stage: Stage, offset: int
-    ) -> list[int]:
-        """Codes after reading rows again whose lease ran out, which starting the session again
-        mends; what the key holds by now is for the checksum to say."""
-        lapsed = [row for row, code in enumerate(codes) if code in _LAPSED_CODES]
-        opened = self._sessions.reopen([keys[row] for row in lapsed])
-        again = [row for row, code in zip(lapsed, opened, strict=True) if code == Code.OK]
-        if not again:
-            return codes
-        self._counters.add("load.reopened", len(again))
-        retried = self._rank.move_stage(
-            self._channel,
-            self._rank.store.get_ranges,
-            [keys[row] for row in again],
-            stage,
-            np.array(again, np.int64),
-            offset,
-        )
-        codes = list(codes)
-        for row, code in zip(again, retried, strict=True):
-            codes[row] = code
-        return codes
+    def _read_chunk(self, rows: Rows, layer: ObjectLayer, chunk: Indices) -> None:
+        if self._is_given_up:
+            return
+        found = self._reader.read_layer(rows, chunk, layer)
+        if found is not None:
+            self._lane.post(self._guarded, self._check, rows, layer, chunk, *found)
 
     def _check(
         self, rows: Rows, layer: ObjectLayer, chunk: Indices, stage: Stage, codes: list[int]
@@ -298,14 +270,12 @@ class LoadStep:
         try:
             what = f"group {layer.group} layer {layer.layer}: the range can't be read"
             arrived = expect_nbytes(self._failures, rows, chunk, codes, layer.nbytes, what)
-            right = arrived[
-                self._checker.check_layer(
-                    rows, layer, chunk[arrived], lambda index: stage.row(int(arrived[index]))
-                )
-            ]
-            block_ids, positions = rows.destinations(layer.group, chunk[right])
-            if len(right) < len(chunk):
-                positions = right if positions is None else right[positions]
+            found = chunk if arrived is None else chunk[arrived]
+            row_bytes = rows_at(stage, arrived)
+            right = among(arrived, self._checker.check_layer(rows, layer, found, row_bytes))
+            loaded = chunk if right is None else chunk[right]
+            block_ids, positions = rows.destinations(layer.group, loaded)
+            positions = among(right, positions)
             with self._gate:
                 if not self._is_given_up:
                     self._rank.device.scatter(layer.pieces, block_ids, stage.rows, positions)
@@ -322,17 +292,6 @@ class LoadStep:
                     Reason.TRANSFER_FAILED.value,
                     f"group {address.group} layer {address.layer}: the engine never waited for it",
                 )
-
-
-def get_layer(
-    read: Callable[[Rows, Indices, Stage, int], list[int]],
-    rows: Rows,
-    chunk: Indices,
-    stage: Stage,
-    layer: ObjectLayer,
-) -> list[int]:
-    """Read one layer of some rows to a stage."""
-    return read(rows, chunk, stage, layer.offset)
 
 
 def count_failures(counters: Counters, failures: Failures) -> None:

@@ -9,18 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import lcm
+from typing import Final
 
 import msgspec
 
 from kvformat.key import object_part
 from kvformat.layout import Layout
 from kvformat.objectmap import group_bitmap, object_shards
+from kvformat_connector.messages import BlockList
+
+#: The engine's block that stands where a window or a state has none.
+_NULL_BLOCK: Final = 0
+
+BlockIds = tuple[list[int], ...]
 
 
 class ObjectNeeds(msgspec.Struct, frozen=True, kw_only=True):
     """One entry of a layout's ``objects``: its blocks, and the keys of each.
 
-    ``block_size`` and ``window`` are in tokens. ``parts`` has the part of a key between namespace
+    ``block_size`` and ``window`` are in tokens; ``block_nbytes`` is the payload of a block in all
+    shards. ``parts`` has the part of a key between namespace
     and block hash for every shard: a block is in the store when all of its shards are.
     """
 
@@ -30,6 +38,7 @@ class ObjectNeeds(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int
     hashes_per_block: int
     window: int
+    block_nbytes: int
     parts: tuple[str, ...]
 
     @property
@@ -74,6 +83,12 @@ def object_needs(layout: Layout) -> list[ObjectNeeds]:
                 block_size=group.block_size,
                 hashes_per_block=group.block_size // layout.hash.block_size,
                 window=group.window,
+                block_nbytes=sum(
+                    part.nbytes
+                    for index in groups
+                    for layer in layout.groups[index].layers
+                    for part in layer.components
+                ),
                 parts=tuple(
                     object_part(group_bitmap(groups), shard)
                     for shard in object_shards(layout, index)
@@ -95,3 +110,31 @@ def fails_by_block(layout: Layout) -> bool:
     was loaded there is nothing to compute it from, so such a request is computed from its start.
     """
     return len(layout.groups) == 1 and layout.groups[0].kind == "full_attention"
+
+
+def block_list(
+    need: ObjectNeeds, block_hashes: Sequence[bytes], block_ids: BlockIds, blocks: range
+) -> BlockList | None:
+    """Those of a request's blocks that have a hash and memory; None where there are none.
+
+    ``block_ids[group]`` are the engine's, in token order.
+    """
+    hashes = need.block_hashes(block_hashes, blocks)
+    stop = blocks.start + len(hashes)
+    columns = [block_ids[group][blocks.start : stop] for group in need.groups]
+    if not need.is_chain:
+        rows = [
+            (block_hash, *ids)
+            for block_hash, *ids in zip(hashes, *columns, strict=False)
+            if _NULL_BLOCK not in ids
+        ]
+        if not rows:
+            return None
+        hashes, *columns = map(list, zip(*rows, strict=True))
+    return (
+        BlockList(
+            object_index=need.object_index, block_hashes=list(hashes), block_ids=tuple(columns)
+        )
+        if hashes
+        else None
+    )

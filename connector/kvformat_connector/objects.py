@@ -14,6 +14,7 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from kvformat.acceptance import UsualHeader
 from kvformat.fingerprint import manifest
 from kvformat.key import ManifestKey, Namespace, format_key, key_prefix, layout_namespace
 from kvformat.layout import Layout
@@ -93,6 +94,7 @@ class ObjectTemplate:
 
     def _enter(self, namespace: Namespace) -> None:
         self.fingerprint = namespace.fingerprint
+        self.usual_header = UsualHeader(self.object_map, namespace.fingerprint)
         self.prefix = key_prefix(namespace, self.object_map.group_bitmap, self.object_map.shard)
 
 
@@ -151,20 +153,32 @@ class Rows:
                 for column, ids in zip(columns, blocks.block_ids, strict=True):
                     column.append(ids[index])
         self.block_hashes = list(row_of)
-        order = np.argsort(np.array(targets, np.int64), kind="stable")
-        self.target_rows: Indices = np.array(targets, np.int64)[order]
-        self.owners = [owners[index] for index in order.tolist()]
-        self.block_ids: dict[int, Indices] = {
-            group: np.array(column, np.int64)[order]
-            for group, column in zip(groups, columns, strict=True)
-        }
-        self.live = np.ones(len(self.keys), bool)
         self._has_one_target_each = len(targets) == len(self.keys)
+        self.target_rows: Indices = np.array(targets, np.int64)
+        self.owners = owners
+        self.block_ids: dict[int, Indices] = {
+            group: np.array(column, np.int64) for group, column in zip(groups, columns, strict=True)
+        }
+        if not self._has_one_target_each:
+            order = np.argsort(self.target_rows, kind="stable")
+            self.target_rows = self.target_rows[order]
+            self.owners = [owners[index] for index in order.tolist()]
+            self.block_ids = {group: ids[order] for group, ids in self.block_ids.items()}
+        # A search through bytes costs nothing beside an array operation, which lets other threads
+        # take the interpreter.
+        self._live = bytearray(b"\1" * len(self.keys))
+        self.live: NDArray[np.bool_] = np.frombuffer(self._live, bool)
+        self._all: Indices = np.arange(len(self.keys))
 
     @property
     def live_rows(self) -> Indices:
         """Indices of rows that have not failed."""
-        return np.flatnonzero(self.live)
+        return np.flatnonzero(self.live) if 0 in self._live else self._all
+
+    @property
+    def num_live(self) -> int:
+        """Rows that have not failed."""
+        return self._live.count(1)
 
     def targets_of(self, row: int) -> range:
         """The targets of a row."""
@@ -198,7 +212,8 @@ class Rows:
         """Block ids of all targets of some rows, given ascending, and for each target the position
         of its row in ``rows``; None where target ``i`` belongs to row ``i``."""
         if self._has_one_target_each:
-            return self.block_ids[group][rows], None
+            ids = self.block_ids[group]
+            return (ids if len(rows) == len(ids) else ids[rows]), None
         positions = np.full(len(self.keys), -1, np.int64)
         positions[rows] = np.arange(len(rows))
         of_targets = positions[self.target_rows]
@@ -257,6 +272,10 @@ class Rank:
         self._namespaces = Namespaces(layout, lambda variant: Templates(variant, gets, puts))
         #: Of what the engine started with.
         self.own = self.templates(Variant())
+        #: Objects that are opened in one go.
+        self.session_window = options.layerwise_session_blocks
+        #: By their checksums; else by what their headers say before and after.
+        self.verifies_payload = options.verify == "checksum"
         #: The order in which the engine computes layers.
         self.sequence = [LayerAddress(placed.group, placed.layer) for placed in placement.layers]
         self.load_staging = Staging(store, options.staging_bytes // 2)
@@ -352,11 +371,14 @@ class Rank:
         """One range call. The next one is as large as this one was fast."""
         started = time.perf_counter()
         codes = asking.ask(call, keys, addresses, sizes, offsets)
-        self.pace.note(
-            len(codes) * sum(sizes[0]),
-            time.perf_counter() - started,
-            has_failed=min(codes) < 0 and Code.TRANSFER_FAILED in codes,
-        )
+        seconds = time.perf_counter() - started
+        nbytes = sum(sizes[0])
+        whole = [nbytes] * len(keys)
+        if codes == whole:
+            # Lists of the same objects are compared in no time, and this one will be again.
+            codes = whole
+        has_failed = codes is not whole and Code.TRANSFER_FAILED in codes
+        self.pace.note(len(keys) * nbytes, seconds, has_failed=has_failed)
         return codes
 
     def publish_manifest(self, asking: Asking, templates: Templates) -> int:

@@ -6,7 +6,7 @@ It never touches KV memory and never opens a session; the worker's side does bot
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
@@ -17,35 +17,12 @@ from kvformat_connector.adapters import Adapters
 from kvformat_connector.answers import ask
 from kvformat_connector.breaker import Breaker
 from kvformat_connector.config import Options
-from kvformat_connector.engine import Ranks
+from kvformat_connector.loadpolicy import LoadPolicy
 from kvformat_connector.lookup import Distrusted, PrefixLookup
 from kvformat_connector.messages import BlockList, LoadMode, RequestStep, StepPlan, WorkerReport
 from kvformat_connector.namespaces import Namespaces, Variant
-from kvformat_connector.needs import ObjectNeeds, alignment, fails_by_block, object_needs
+from kvformat_connector.needs import BlockIds, alignment, block_list, object_needs
 from kvformat_connector.stats import Counters
-
-#: The engine's block that stands where a window or a state has none.
-_NULL_BLOCK: Final = 0
-#: Of so few layers, layerwise loading could hide two thirds of a transfer at best.
-_FEW_LAYERS: Final = 3
-
-BlockIds = tuple[list[int], ...]
-
-
-def load_mode(layout: Layout, ranks: Ranks, options: Options) -> LoadMode:
-    """How requests of this engine are loaded.
-
-    In bulk where a layer can't be waited for: where the engine can't compute anew a part of what
-    failed during a step, and in a pipeline, whose later stages compute on what an earlier one
-    failed to load before anybody can tell them. ``auto`` also takes bulk loads where a model has so
-    few layers that computing one hides little of the transfer of the others.
-    """
-    if not fails_by_block(layout) or ranks.num_stages > 1 or options.use_layerwise is False:
-        return "bulk"
-    num_layers = sum(len(group.layers) for group in layout.groups)
-    if options.use_layerwise == "auto" and num_layers <= _FEW_LAYERS:
-        return "bulk"
-    return "layerwise"
 
 
 class _Request(msgspec.Struct):
@@ -55,19 +32,25 @@ class _Request(msgspec.Struct):
     variant: Variant
     lora_request: Any
     num_saved_tokens_max: int
+    num_prompt_tokens: int
     block_ids: BlockIds = ()
-    num_promised_tokens: int = 0  #: to be loaded in the step that schedules it
+    #: Tokens ``first_loaded`` to ``end_loaded`` are loaded by the next step; after it, tokens up to
+    #: ``num_reloaded_tokens_max`` of what is in the store by then, again.
+    first_loaded: int = 0
+    end_loaded: int = 0
+    num_reloaded_tokens_max: int = 0
 
 
 class _Asked(msgspec.Struct, frozen=True):
     """A question about a request's prefix: what the request is computed with, None where that isn't
-    known; tokens in memory, tokens of whole blocks that could be loaded, and why it wasn't promised
-    more."""
+    known; tokens in memory, tokens of whole blocks that could be loaded, why it wasn't promised
+    more, and how the promise is loaded."""
 
     variant: Variant | None
     num_local_tokens: int
     num_usable_tokens: int
     reason: str
+    load_mode: LoadMode
 
 
 class Scheduler:
@@ -83,7 +66,7 @@ class Scheduler:
         adapters: Adapters | None = None,
         may_load: bool = True,
         may_save: bool = True,
-        load_mode: LoadMode = "layerwise",
+        load_policy: LoadPolicy | None = None,
     ) -> None:
         self._needs = object_needs(layout)
         #: Prefixes of keys.
@@ -97,7 +80,7 @@ class Scheduler:
         self._unit = alignment(self._needs)
         #: The engine moves blocks of several groups about in its tables, so they are asked for.
         self._tables_move = len(layout.groups) > 1
-        self._load_mode = load_mode
+        self._load_policy = load_policy or LoadPolicy()
         self._options = options
         self._counters = counters
         self._store = store
@@ -149,13 +132,15 @@ class Scheduler:
                 request.request_id, namespace, request.block_hashes, first, limit
             )
             reason = self._lookup.reason(request.request_id)
-        self._asked[request.request_id] = _Asked(variant, first, limit, reason)
+        nbytes = sum(need.block_nbytes * len(need.blocks(first, end)) for need in self._needs)
+        mode = self._load_policy.mode(nbytes)
+        self._asked[request.request_id] = _Asked(variant, first, limit, reason, mode)
         return end - first
 
-    @property
-    def loads_in_bulk(self) -> bool:
-        """Whether a request waits outside of the batch for what it is promised."""
-        return self._load_mode == "bulk"
+    def loads_in_bulk(self, request_id: str) -> bool:
+        """Whether a request waits outside of the batch for what :meth:`match` promised it."""
+        asked = self._asked.get(request_id)
+        return asked is not None and asked.load_mode == "bulk"
 
     def allocated(
         self,
@@ -185,10 +170,16 @@ class Scheduler:
             variant=variant,
             lora_request=request.lora_request,
             num_saved_tokens_max=self._num_saved_tokens_max(request),
+            num_prompt_tokens=request.num_prompt_tokens,
+            first_loaded=first,
+            num_reloaded_tokens_max=(
+                request.num_prompt_tokens if self._options.chunk_prefix_reload else 0
+            ),
         )
         self._counters.add("lookup.hit_tokens", num_external_tokens)
-        if not self.loads_in_bulk:
-            made.num_promised_tokens = num_external_tokens
+        made.end_loaded = first
+        if asked is None or asked.load_mode == "layerwise":
+            made.end_loaded += num_external_tokens
         elif num_external_tokens:
             assert block_ids is not None
             self._bulk_loads.append(
@@ -228,7 +219,7 @@ class Scheduler:
             num_computed = computed[request_id]
             if (
                 num_computed % hash_block_size + num_tokens >= hash_block_size
-                or request.num_promised_tokens
+                or request.end_loaded > request.first_loaded
             ):
                 step = self._plan_request(request_id, request, num_computed, num_tokens, tables)
                 if step is not None:
@@ -320,20 +311,13 @@ class Scheduler:
     def _plan_request(
         self, request_id: str, request: _Request, num_computed: int, num_tokens: int, tables: Any
     ) -> RequestStep | None:
-        # What the engine counts as computed ends with what it was promised.
-        num_promised, request.num_promised_tokens = request.num_promised_tokens, 0
         end = min(num_computed + num_tokens, request.num_saved_tokens_max)
-        if (
-            not num_promised
-            and end // self._hash_block_size <= num_computed // self._hash_block_size
-        ):
+        first_loaded, end_loaded = request.first_loaded, min(request.end_loaded, num_computed)
+        is_filling = end // self._hash_block_size > num_computed // self._hash_block_size
+        if first_loaded >= end_loaded and not is_filling:
             return None
         block_ids = (tables and tables.get_block_ids(request_id)) or request.block_ids
-        loads = (
-            self._loads(request, block_ids, num_computed - num_promised, num_computed)
-            if num_promised
-            else []
-        )
+        loads = self._loads(request, block_ids, first_loaded, end_loaded)
         saves = self._saves(request, block_ids, num_computed, end, num_computed + num_tokens)
         if saves and self._rests_on_garbage(request, num_computed):
             self._counters.add("save.on_garbage", sum(len(made.block_hashes) for made in saves))
@@ -341,9 +325,21 @@ class Scheduler:
         if saves and request.lora_request and not self._is_still_its_adapter(request):
             self._counters.add("save.adapter_changed", sum(len(b.block_hashes) for b in saves))
             saves = []
+        self._plan_reload(request, num_computed, num_tokens, end if saves else 0)
         if not loads and not saves:
             return None
         return RequestStep(request_id=request_id, variant=request.variant, loads=loads, saves=saves)
+
+    def _plan_reload(
+        self, request: _Request, num_computed: int, num_tokens: int, end_saved: int
+    ) -> None:
+        """What later chunks of the prompt load again, because an engine that uses a layer's memory
+        for other layers has it no more: all that was loaded or saved so far, without a gap."""
+        known = request.end_loaded
+        if num_computed < known + self._unit:
+            known = max(known, end_saved // self._unit * self._unit)
+        is_last = num_computed + num_tokens >= request.num_prompt_tokens
+        request.end_loaded = 0 if is_last else min(known, request.num_reloaded_tokens_max)
 
     def _is_still_its_adapter(self, request: _Request) -> bool:
         # An engine that loads an adapter anew computes running requests with it from then on.
@@ -354,7 +350,7 @@ class Scheduler:
     ) -> list[BlockList]:
         """What a prefix of ``end`` tokens needs, when ``first`` tokens are in memory."""
         lists = (
-            self._block_list(need, request, block_ids, need.blocks(first, end))
+            block_list(need, request.block_hashes, block_ids, need.blocks(first, end))
             for need in self._needs
         )
         return [made for made in lists if made is not None]
@@ -370,7 +366,7 @@ class Scheduler:
             if need.kind == "recurrent_state":
                 # A step leaves the state after its last token, and nothing of those before it.
                 blocks = blocks[-1:] if end == last and last % need.block_size == 0 else range(0)
-            made.append(self._block_list(need, request, block_ids, blocks))
+            made.append(block_list(need, request.block_hashes, block_ids, blocks))
         return [blocks for blocks in made if blocks is not None]
 
     def _note_rewritten(self, request_id: str, num_computed: int, num_tokens: int) -> None:
@@ -379,7 +375,8 @@ class Scheduler:
         if request is None:
             return
         for need in self._needs:
-            first = (num_computed - request.num_promised_tokens) // need.block_size
+            is_loaded = request.end_loaded > request.first_loaded
+            first = (request.first_loaded if is_loaded else num_computed) // need.block_size
             end = (num_computed + num_tokens) // need.block_size
             for group in need.groups:
                 self._garbage.difference_update(request.block_ids[group][first:end])
@@ -389,32 +386,6 @@ class Scheduler:
             self._garbage.isdisjoint(request.block_ids[group][: num_computed // need.block_size])
             for need in self._needs
             for group in need.groups
-        )
-
-    def _block_list(
-        self, need: ObjectNeeds, request: _Request, block_ids: BlockIds, blocks: range
-    ) -> BlockList | None:
-        """Those of these blocks that have a hash and memory; None where there are none."""
-        hashes = need.block_hashes(request.block_hashes, blocks)
-        stop = blocks.start + len(hashes)
-        columns = [block_ids[group][blocks.start : stop] for group in need.groups]
-        if not need.is_chain:
-            rows = [
-                (block_hash, *ids)
-                for block_hash, *ids in zip(hashes, *columns, strict=False)
-                if _NULL_BLOCK not in ids
-            ]
-            if not rows:
-                return None
-            hashes, *columns = map(list, zip(*rows, strict=True))
-        return (
-            BlockList(
-                object_index=need.object_index,
-                block_hashes=list(hashes),
-                block_ids=tuple(columns),
-            )
-            if hashes
-            else None
         )
 
     def _with_shared_blocks(self, steps: list[RequestStep]) -> list[RequestStep]:

@@ -145,29 +145,28 @@ class GetSessions:
         self._opened_at: dict[str, float] = {}
 
     def open(self, keys: Sequence[str]) -> list[int]:
-        """Open a session per key, none of them open here; answers a code per key."""
+        """Open a session per key; one that is open is started again, which renews its lease.
+        Answers a code per key."""
+        now = self._clock()
+        new = []
+        for key in keys:
+            if self._opened_at.pop(key, None) is None:
+                new.append(key)
+            self._opened_at[key] = now
         # All of them: a call that failed may have opened some, and ending none is no error.
-        self._book.hold(keys)
-        self._opened_at.update(dict.fromkeys(keys, self._clock()))
+        self._book.hold(new)
         return self._asking.ask(self._store.get_start, keys)
 
-    def renew(self) -> None:
-        """Prolong the leases that have run for a while. A failure shows at the next read."""
-        now = self._clock()
-        due = []
+    def renew(self, num_keys: int) -> None:
+        """Prolong the leases that have run for a while, the oldest ``num_keys`` at most. A failure
+        shows at the next read."""
+        due_before = self._clock() - RENEW_GET_SESSION_S
+        due: list[str] = []
         for key, opened_at in self._opened_at.items():
-            if now - opened_at <= RENEW_GET_SESSION_S:
+            if opened_at >= due_before or len(due) == num_keys:
                 break
             due.append(key)
-        self.reopen(due)
-
-    def reopen(self, keys: Sequence[str]) -> list[int]:
-        """Start open sessions again, which renews their leases; answers a code per key."""
-        now = self._clock()
-        for key in keys:
-            self._opened_at.pop(key, None)
-            self._opened_at[key] = now
-        return self._asking.ask(self._store.get_start, keys)
+        self.open(due)
 
     def end(self, keys: Iterable[str]) -> None:
         """End some sessions, those that nobody else holds for good."""

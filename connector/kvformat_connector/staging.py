@@ -86,13 +86,9 @@ class Staging:
         """
         nbytes = _size_class(num_rows * row_nbytes)
         with self._changed:
-            has_room = self._changed.wait_for(
-                lambda: (
-                    not self._num_taken_nbytes or self._num_taken_nbytes + nbytes <= self.max_nbytes
-                ),
-                timeout_s,
-            )
-            if not has_room:
+            if not self._has_room(nbytes) and not self._changed.wait_for(
+                lambda: self._has_room(nbytes), timeout_s
+            ):
                 return None
             self._num_taken_nbytes += nbytes
             kept = self._free.get(nbytes)
@@ -136,6 +132,9 @@ class Staging:
     def num_taken_nbytes(self) -> int:
         """Bytes of stages that are in use, or in a call that doesn't come back."""
         return self._num_taken_nbytes
+
+    def _has_room(self, nbytes: int) -> bool:
+        return not self._num_taken_nbytes or self._num_taken_nbytes + nbytes <= self.max_nbytes
 
     def _shrink(self) -> list[_Memory]:
         """Memory to let go, so that all of it stays within the limit whatever sizes were asked."""

@@ -22,6 +22,7 @@ from kvformat_connector.answers import ask
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+_Job = tuple[Future[Any] | None, Callable[..., object], tuple[Any, ...]]
 
 #: How often a waiting thread looks again whether a call in flight is too old.
 _LOOK_AGAIN_S: Final = 0.05
@@ -33,7 +34,7 @@ class Lane:
 
     def __init__(self, name: str) -> None:
         self._name = f"kvformat-{name}"
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._num_submitted = 0
         self._num_run = 0
         self._thread: threading.Thread | None = None
@@ -41,19 +42,19 @@ class Lane:
     def submit(self, job: Callable[..., T], *arguments: Any) -> Future[T]:
         """Run a job after all jobs before it."""
         future: Future[T] = Future()
+        self._put((future, job, arguments))
+        return future
 
-        def run() -> None:
-            try:
-                future.set_result(job(*arguments))
-            except BaseException as error:  # whoever waits for the future gets it
-                future.set_exception(error)
+    def post(self, job: Callable[..., object], *arguments: Any) -> None:
+        """The same for a job that nobody waits for."""
+        self._put((None, job, arguments))
 
+    def _put(self, job: _Job) -> None:
         self._num_submitted += 1
-        self._jobs.put(run)
+        self._jobs.put(job)
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
             self._thread.start()
-        return future
 
     @property
     def is_idle(self) -> bool:
@@ -67,8 +68,18 @@ class Lane:
             self._thread.join(timeout_s)
 
     def _work(self) -> None:
-        while (run := self._jobs.get()) is not None:
-            run()
+        while (queued := self._jobs.get()) is not None:
+            future, job, arguments = queued
+            try:
+                result = job(*arguments)
+            except BaseException as error:
+                if future is None:
+                    logger.exception("%s: a job failed", self._name)
+                else:  # whoever waits for the future gets it
+                    future.set_exception(error)
+            else:
+                if future is not None:
+                    future.set_result(result)
             self._num_run += 1
 
 
@@ -84,6 +95,10 @@ class Channel:
     def submit(self, job: Callable[..., T], *arguments: Any) -> Future[T]:
         """Run a job after all jobs before it."""
         return self._lane.submit(job, *arguments)
+
+    def post(self, job: Callable[..., object], *arguments: Any) -> None:
+        """The same for a job that nobody waits for."""
+        self._lane.post(job, *arguments)
 
     def ask(self, call: Callable[..., list[int]], keys: Sequence[str], *rest: Any) -> list[int]:
         """A code per key, whatever the store does; ``UNAVAILABLE`` on an abandoned channel."""

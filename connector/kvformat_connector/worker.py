@@ -123,8 +123,9 @@ class Worker:
             self._damaged = Damaged(self._rank, self._counters, self._clock)
 
     def begin_step(self, plan: StepPlan) -> None:
-        """Prepare a step; what it saves is opened now, because no other hook comes before the
-        first layer of a step that loads nothing."""
+        """Begin a step. What it saves is opened now, because no other hook comes before the first
+        layer of a step that loads nothing; what it loads, because the engine calls the hook for
+        loads after the last layer of a step in which it doesn't know of any."""
         self.end_step()
         if plan.weights != self._plan.weights and self._bulk is not None:
             self._bulk.void_all(WEIGHTS_CHANGED, "the weights were changed meanwhile")
@@ -139,6 +140,9 @@ class Worker:
         self._begin_saves(plan, is_usable)
         layerwise = [step for step in plan.requests if step.load_mode == "layerwise"]
         if any(step.loads for step in layerwise):
+            if self._options.chunk_prefix_reload:
+                # What the chunk before stored may not be visible yet.
+                self.settle(self._deadline_s)
             self._loads = LoadStep(
                 self._rank,
                 self._rank.rows_to_get(layerwise),
@@ -149,13 +153,9 @@ class Worker:
                 self._counters,
                 self._deadline_s,
             )
+            self._loads.start()
         if len(layerwise) < len(plan.requests):
             self._begin_bulk(plan)
-
-    def start_load(self) -> None:
-        """Start the loads of the step, if it has any."""
-        if self._loads is not None:
-            self._loads.start()
 
     def wait_layer(self, layer_name: str) -> None:
         """Return when a layer's loads are in memory and verified, or have failed."""

@@ -117,9 +117,7 @@ def per_layer(which: str, **options: Any) -> float:
 if __name__ == "__main__":
     worker.device_for = lambda *arguments: NullDevice()  # type: ignore[assignment]
     # Checksums, and the loops that take them, are another bench's.
-    objectcheck.Checker.check_layer = lambda self, rows, layer, chunk, row_bytes: np.arange(  # type: ignore[method-assign]
-        len(chunk)
-    )
+    objectcheck.Checker.check_layer = lambda *arguments: None  # type: ignore[method-assign]
     saving.SaveStep._take_checksums = lambda *arguments: None  # type: ignore[method-assign]
     limit = {"at_most": 2.5 / 20}
     unlimited = {"layerwise_max_transfer_blocks": 0, "layerwise_max_transfer_bytes": 0}

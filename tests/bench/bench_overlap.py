@@ -58,7 +58,6 @@ def measure(compute_ms: float, transfer_ms: float) -> Row:
         computed = []
         start = time.perf_counter()
         rank.worker.begin_step(loads)
-        rank.worker.start_load()
         for name in rank.layer_names:
             rank.worker.wait_layer(name)
             began = time.perf_counter()

@@ -46,7 +46,7 @@ if __name__ == "__main__":
         second = GetSessions(store, book=book)  # type: ignore[arg-type]
         first.open(all_keys[:num_keys])
         second.open(all_keys[:num_keys])
-        first.reopen(all_keys[:num_keys])
+        first.open(all_keys[:num_keys])
         first.close()
         second.close()
 

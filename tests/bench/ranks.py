@@ -59,7 +59,6 @@ class BenchRank:
     def load(self, plan: StepPlan) -> None:
         """A step that loads, without any computation."""
         self.worker.begin_step(plan)
-        self.worker.start_load()
         for name in self.layer_names:
             self.worker.wait_layer(name)
         self.worker.end_step()

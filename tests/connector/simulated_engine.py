@@ -8,6 +8,7 @@ cache shows in what is computed or loaded later.
 from __future__ import annotations
 
 import hashlib
+import time
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
@@ -17,6 +18,8 @@ from kvformat.key import Namespace, layout_namespace
 from kvformat.layout import Group, HashRecipe, Identity, Layer, Layout, ShardGrid, component
 from kvformat.stores.protocol import Store
 from kvformat_connector.config import Options, parse_options
+from kvformat_connector.engine import Ranks
+from kvformat_connector.loadpolicy import load_policy
 from kvformat_connector.messages import WorkerReport
 from kvformat_connector.scheduler import Scheduler
 from kvformat_connector.stats import Counters
@@ -119,7 +122,10 @@ class SimulatedEngine:
         self.namespace: Namespace = layout_namespace(self.layout)
         self.options: Options = parse_options({"store": "memory://", **options})
         self.counters = Counters()
-        self.scheduler = Scheduler(self.layout, store, self.options, self.counters)
+        policy = load_policy(self.layout, Ranks(), self.options)
+        self.scheduler = Scheduler(
+            self.layout, store, self.options, self.counters, load_policy=policy
+        )
         self.worker = Worker(self.layout, store, self.options, self.counters)
         dtype = np.dtype(np.float32 if "32" in self._dtype() else np.float16)
         self.memory = {
@@ -130,6 +136,8 @@ class SimulatedEngine:
         self._next_block = 0
         self.tables: dict[str, list[int]] = {}
         self.reports: list[WorkerReport] = []
+        #: Whether memory is used for something else between two steps.
+        self.forgets = False
         #: Hooks for tests: called before a layer is computed.
         self.before_layer = lambda layer_index: None
 
@@ -140,11 +148,21 @@ class SimulatedEngine:
         """Serve one request in prefill chunks of at most ``chunk`` tokens; failed loads are
         recomputed, as vLLM does with ``kv_load_failure_policy=recompute``."""
         hit = self.scheduler.match(request, 0)
+        waits = bool(hit) and self.scheduler.loads_in_bulk(request.request_id)
         block_ids = self.allocate(-(-request.num_tokens // BLOCK_SIZE))
-        self.scheduler.allocated(request, hit)
+        self.scheduler.allocated(request, hit, lambda: (block_ids,))
         failed_block_ids: set[int] = set()
         computed, is_new = hit, True
+        if waits:
+            failed_block_ids = self.receive(request.request_id)
+            if bad := [index for index, block in enumerate(block_ids) if block in failed_block_ids]:
+                computed = bad[0] * BLOCK_SIZE
+            # The engine asks for nothing more, and tells the connector that it schedules it now.
+            self.scheduler.allocated(request, 0, lambda: (block_ids,))
         while computed < request.num_tokens:
+            if self.forgets:
+                for array in self.memory.values():
+                    array[:] = 7
             num_tokens = min(chunk, request.num_tokens - computed)
             failed = self.step([(request, block_ids if is_new else None, computed, num_tokens)])
             computed += num_tokens
@@ -154,6 +172,18 @@ class SimulatedEngine:
                 computed = bad[0] * BLOCK_SIZE
         self.scheduler.finished(request.request_id)
         return Served(self.kv_of(request, block_ids), hit, failed_block_ids)
+
+    def receive(self, request_id: str) -> set[int]:
+        """Steps without the request, until it has been loaded; answers the blocks that failed."""
+        failed: set[int] = set()
+        deadline = time.monotonic() + 30
+        received: set[str] = set()
+        while request_id not in received:
+            assert time.monotonic() < deadline
+            failed |= self.step([])
+            received |= self.worker.take_received()[0]
+            failed |= self.worker.take_failed_block_ids()
+        return failed
 
     def allocate(self, num_blocks: int) -> list[int]:
         """Fresh blocks, round and round through the memory."""
@@ -175,8 +205,6 @@ class SimulatedEngine:
         """
         plan = self.scheduler.plan_step(self._output(scheduled))
         self.worker.begin_step(plan)
-        if any(step.loads for step in plan.requests):
-            self.worker.start_load()
         for index, name in enumerate(self.memory):
             self.before_layer(index)
             self.worker.wait_layer(name)

@@ -15,7 +15,9 @@ from simulated_engine import BLOCK_SIZE, Request, SimulatedEngine, make_layout
 
 from kvformat.errors import ConfigError, Reason
 from kvformat.stores.memory import MemoryStore
+from kvformat_connector.config import NO_LIMIT
 from kvformat_connector.identity import NextWeights, read_given
+from kvformat_connector.loadpolicy import LoadPolicy
 from kvformat_connector.scheduler import Scheduler
 
 TOKENS = [index % 250 for index in range(1, 28)]
@@ -115,7 +117,9 @@ def test_a_load_that_the_change_overtakes_has_failed() -> None:
     store = SlowStore()
     engine = SimulatedEngine(store)
     hits(engine, "cold")
-    scheduler = Scheduler(engine.layout, store, engine.options, engine.counters, load_mode="bulk")
+    scheduler = Scheduler(
+        engine.layout, store, engine.options, engine.counters, load_policy=LoadPolicy(NO_LIMIT)
+    )
     request = Request("r", TOKENS)
     promised = scheduler.match(request, 0)
     block_ids = engine.allocate(7)

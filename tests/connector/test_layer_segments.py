@@ -44,7 +44,6 @@ def load_first_segment(engine: SimulatedEngine, store: FaultyStore, request: Req
         object_index=0, block_hashes=request.block_hashes[:NUM_FULL], block_ids=(ids,)
     )
     reader.begin_step(StepPlan(requests=[RequestStep(request_id="reader", loads=[blocks])]))
-    reader.start_load()
     for name in names:
         reader.wait_layer(name)
     reader.end_step()

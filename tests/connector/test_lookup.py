@@ -53,6 +53,7 @@ def need(**fields: object) -> ObjectNeeds:
             "block_size": 1,
             "hashes_per_block": 1,
             "window": 0,
+            "block_nbytes": 1,
             "parts": ("p/",),
             **fields,
         }

@@ -12,8 +12,8 @@ from kvformat.errors import ConfigError, Reason
 from kvformat.stores.file import FileStore
 from kvformat_connector.config import NO_LIMIT, Options, directions, parse_options
 from kvformat_connector.engine import Ranks
+from kvformat_connector.loadpolicy import load_policy
 from kvformat_connector.ported import without_effect
-from kvformat_connector.scheduler import load_mode
 from kvformat_connector.store.mooncake_options import parse_mooncake_options
 
 STORE = {"store": "memory://"}
@@ -54,7 +54,11 @@ STORE = {"store": "memory://"}
         ({}, Reason.CONFIG_MISSING, "store"),
         ({"store": "file:///a", "backend": "mooncake"}, Reason.CONFIG_CONFLICT, "mooncake"),
         ({**STORE, "use_layerwise": "never"}, Reason.CONFIG_VALUE, "use_layerwise"),
-        ({**STORE, "verify": "header"}, Reason.CONFIG_UNSUPPORTED, "verify"),
+        (
+            {**STORE, "chunk_prefix_reload": True, "use_layerwise": False},
+            Reason.CONFIG_CONFLICT,
+            "chunk_prefix_reload",
+        ),
     ],
 )
 def test_a_wrong_option_is_refused_by_name(
@@ -81,19 +85,33 @@ def test_options_are_parsed_once_into_a_frozen_struct() -> None:
 
 
 @pytest.mark.parametrize(
-    ("use_layerwise", "num_layers", "expected"),
+    ("use_layerwise", "num_layers", "nbytes", "expected"),
     [
-        (True, 1, "layerwise"),
-        (True, 8, "layerwise"),
-        (False, 8, "bulk"),
-        ("auto", 3, "bulk"),
-        ("auto", 4, "layerwise"),
+        (True, 1, 1, "layerwise"),
+        (True, 8, 1 << 40, "layerwise"),
+        (False, 8, 1 << 40, "bulk"),
+        ("auto", 3, 1 << 40, "bulk"),
+        ("auto", 4, (4 << 20) - 1, "bulk"),
+        ("auto", 4, 4 << 20, "layerwise"),
     ],
 )
-def test_how_requests_are_loaded(use_layerwise: object, num_layers: int, expected: str) -> None:
-    """As the option says; ``auto`` takes bulk loads where there are few layers."""
+def test_how_requests_are_loaded(
+    use_layerwise: object, num_layers: int, nbytes: int, expected: str
+) -> None:
+    """As the option says; ``auto`` takes bulk loads where layers are few, and for small loads."""
     options = parse_options({**STORE, "use_layerwise": use_layerwise})
-    assert load_mode(make_layout(num_layers=num_layers), Ranks(), options) == expected
+    policy = load_policy(make_layout(num_layers=num_layers), Ranks(), options)
+    assert policy.mode(nbytes) == expected
+
+
+def test_a_prefix_is_reloaded_only_where_layers_can_be_waited_for() -> None:
+    """A pipeline with the option doesn't start; otherwise every load is layer by layer with it."""
+    options = parse_options({**STORE, "use_layerwise": "auto", "chunk_prefix_reload": True})
+    assert load_policy(make_layout(), Ranks(), options).mode(1) == "layerwise"
+    with pytest.raises(ConfigError) as caught:
+        load_policy(make_layout(), Ranks(num_stages=2), options)
+    assert caught.value.reason is Reason.CONFIG_UNSUPPORTED
+    assert "chunk_prefix_reload" in caught.value.detail
 
 
 def test_a_vllm_ascend_backend_names_a_store() -> None:

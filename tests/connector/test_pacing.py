@@ -52,12 +52,19 @@ class Clock:
         return self.now
 
 
-def follow(depth: Depth, clock: Clock, compute_s: float, transfer_s: float) -> int:
+def follow(
+    depth: Depth,
+    clock: Clock,
+    compute_s: float,
+    transfer_s: float,
+    num_queued: int = 0,
+    free_nbytes: int = 1 << 40,
+) -> int:
     for _ in range(50):
         depth.waited()
         clock.now += compute_s
-        depth.transferred(transfer_s)
-        depth.computed()
+        depth.transferred(100, transfer_s)
+        depth.computed(num_queued, free_nbytes)
     return depth.num_layers
 
 
@@ -69,3 +76,15 @@ def test_the_depth_follows_what_is_measured() -> None:
     assert follow(Depth(None, clock), clock, compute_s=0.01, transfer_s=0.001) == 2
     assert follow(Depth(None, clock), clock, compute_s=0.001, transfer_s=9.0) == 16
     assert follow(Depth(5, clock), clock, compute_s=0.01, transfer_s=9.0) == 5
+
+
+def test_the_depth_follows_queue_and_buffers() -> None:
+    """Layers that are queued take their time before what is asked for now; what can't be staged
+    isn't asked for; one layer ahead stays in any case."""
+    clock = Clock()
+    times = {"compute_s": 0.01, "transfer_s": 0.0099}
+    assert follow(Depth(None, clock), clock, **times) == 2
+    assert follow(Depth(None, clock), clock, **times, num_queued=5) == 6
+    assert follow(Depth(None, clock), clock, **times, num_queued=5, free_nbytes=350) == 4
+    assert follow(Depth(None, clock), clock, **times, num_queued=5, free_nbytes=0) == 2
+    assert follow(Depth(7, clock), clock, **times, num_queued=1, free_nbytes=0) == 7

@@ -12,9 +12,10 @@ from kvformat.components import fused_attention, recurrent_state
 from kvformat.layout import Group, HashRecipe, Identity, Layer, Layout, ShardGrid
 from kvformat_connector.config import parse_options
 from kvformat_connector.engine import Ranks
+from kvformat_connector.loadpolicy import load_policy
 from kvformat_connector.messages import BlockList, RequestStep, StepPlan
 from kvformat_connector.needs import object_needs
-from kvformat_connector.scheduler import Scheduler, load_mode
+from kvformat_connector.scheduler import Scheduler
 from kvformat_connector.stats import Counters
 
 #: Of the simulated engine's requests: one hash for every 4 tokens.
@@ -59,7 +60,7 @@ class Engine:
             self.store,
             OPTIONS,
             Counters(),
-            load_mode=load_mode(self.layout, Ranks(), OPTIONS),
+            load_policy=load_policy(self.layout, Ranks(), OPTIONS),
         )
 
     def put(self, request: Request, object_index: int, *blocks: int) -> None:
@@ -106,12 +107,12 @@ def test_only_full_attention_alone_is_loaded_layer_by_layer(
     groups: tuple[Group, ...], mode: str
 ) -> None:
     """An engine can go on from a failed block only where all blocks before it are in memory."""
-    assert load_mode(layout(*groups), Ranks(), OPTIONS) == mode
+    assert load_policy(layout(*groups), Ranks(), OPTIONS).mode(1 << 40) == mode
 
 
 def test_a_pipeline_is_loaded_in_bulk() -> None:
     """A later stage would compute on what an earlier one failed to load."""
-    assert load_mode(layout(FULL), Ranks(num_stages=2), OPTIONS) == "bulk"
+    assert load_policy(layout(FULL), Ranks(num_stages=2), OPTIONS).mode(1 << 40) == "bulk"
 
 
 def test_a_bulk_load_is_sent_once_before_the_request_is_computed() -> None:

@@ -506,7 +506,7 @@ def test_a_job_that_raises_ends_the_step_and_not_the_engine(
 ) -> None:
     """Case 31: an error on a background thread is counted, its objects are given up, and nothing
     waits for ever."""
-    import kvformat_connector.loading as loading
+    import kvformat_connector.reading as reading
     import kvformat_connector.saving as saving
 
     def explode(*arguments: object) -> None:
@@ -520,7 +520,7 @@ def test_a_job_that_raises_ends_the_step_and_not_the_engine(
         assert block_keys(cold, store) == {}
     SimulatedEngine(store).serve(Request("d", TOKENS))
     with monkeypatch.context() as patch:
-        patch.setattr(loading, "get_layer", explode)
+        patch.setattr(reading, "get_layer", explode)
         warm = SimulatedEngine(store)
         assert warm.serve(Request("w", TOKENS)).kv == expected
         assert warm.counters.snapshot()["rejected.transfer_failed"] == NUM_FULL

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from layout_strategies import layouts
+from xxhash import xxh3_64_intdigest
 
 from kvformat import (
     HeaderError,
@@ -25,6 +26,7 @@ from kvformat import (
     new_header,
     object_maps,
 )
+from kvformat.acceptance import UsualHeader
 
 
 @given(layouts(), st.data())
@@ -98,3 +100,35 @@ def test_objects_exist_exactly_for_shards_with_bytes(layout: Layout) -> None:
             else:
                 with pytest.raises(LayoutError):
                     ObjectMap(layout, index, shard)
+
+
+@given(layouts(), st.data())
+def test_a_usual_header_is_one_that_the_long_way_accepts(
+    layout: Layout, data: st.DataObject
+) -> None:
+    """What the quick comparison takes is decoded and accepted with the same write id and checksums,
+    whatever bytes were changed; what a writer makes is taken, without checksums it's left alone."""
+    object_map = data.draw(st.sampled_from(object_maps(layout)))
+    digest = fingerprint(layout)
+    usual = UsualHeader(object_map, digest)
+    block_hash = data.draw(st.binary(min_size=8, max_size=8))
+    write_id = data.draw(st.binary(min_size=16, max_size=16))
+    sums = [index * 7919 for index in range(len(object_map.layers))]
+    encoded = encode_header(new_header(object_map, digest, block_hash, write_id, sums))
+    assert usual.match(encoded, block_hash) == (write_id, np.array(sums, "<u8").tobytes())
+    bare = encode_header(new_header(object_map, digest, block_hash, write_id, None))
+    assert usual.match(bare, block_hash) is None
+
+    changed = bytearray(encoded)
+    for _ in range(data.draw(st.integers(1, 3))):
+        changed[data.draw(st.integers(0, len(changed) - 1))] = data.draw(st.integers(0, 255))
+    if data.draw(st.booleans()):  # as a writer would, who means it
+        changed[-8:] = xxh3_64_intdigest(changed[:-8]).to_bytes(8, "little")
+    asked = data.draw(st.sampled_from([block_hash, bytes(8), block_hash[:7], block_hash + b"x"]))
+    found = usual.match(bytes(changed), asked)
+    if found is not None:
+        header = decode_header(bytes(changed), object_map.header_nbytes)
+        check_header(header, object_map, digest, asked)
+        assert found == (header.write_id, header.checksums.tobytes())
+    for part in (encoded[:-1], encoded + b"\0"):
+        assert usual.match(part, block_hash) is None

@@ -1,0 +1,213 @@
+"""What a load asks of a store: objects opened window by window, their headers, and their layers.
+
+An object that is not exactly the one asked for is out before any of its payload is read. One that
+is open is started again before its lease can end.
+
+Source: spec/kvformat.md sections 8.2 and 8.3 (readers).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+import numpy as np
+
+from kvformat.stores.protocol import Code
+from kvformat_connector.answers import code_name
+from kvformat_connector.breaker import Breaker
+from kvformat_connector.objectcheck import Checker, Failures, RowBytes, expect_nbytes, rows_at
+from kvformat_connector.objects import Indices, ObjectLayer, Rank, Rows
+from kvformat_connector.sessions import GetSessions
+from kvformat_connector.staging import Stage
+from kvformat_connector.stats import Counters
+from kvformat_connector.transfer import Channel
+
+#: Why a row failed whose call was given up.
+DEADLINE: Final = "deadline"
+#: Without a range call that succeeded in this time, one header is read alone before all others.
+_CANARY_AFTER_S: Final = 2.0
+_NUM_CANARIES: Final = 2
+#: Answers that may mean a node that is gone, and not an object that is.
+TRANSPORT_CODES: Final = (Code.TRANSFER_FAILED, Code.UNAVAILABLE, Code.INTERNAL)
+#: Answers of a range call to a session whose lease has run out.
+_LAPSED_CODES: Final = (Code.LEASE_EXPIRED, Code.INVALID)
+
+
+class ObjectReader:
+    """The objects of one load. Every method waits for the store, on the channel's thread."""
+
+    def __init__(
+        self,
+        rank: Rank,
+        rows: Sequence[Rows],
+        channel: Channel,
+        breaker: Breaker,
+        counters: Counters,
+        checker: Checker,
+        failures: Failures,
+        deadline_s: float,
+    ) -> None:
+        self._rank = rank
+        self._rows = rows
+        self._channel = channel
+        self._breaker = breaker
+        self._counters = counters
+        self._checker = checker
+        self._failures = failures
+        self._deadline_s = deadline_s
+        self._sessions = GetSessions(rank.store, channel, rank.open_gets)
+        #: Seconds that went into opening objects and reading their headers.
+        self.header_s = 0.0
+
+    def open(self, rows: Rows) -> Iterator[Indices]:
+        """Open objects and check their headers, one window after the other; gives the rows of each
+        that are right. The next window is opened when the caller asks for it."""
+        for window in self._windows(rows):
+            started = time.perf_counter()
+            for chunk in self._header_chunks(rows, window):
+                self._open_chunk(rows, chunk)
+            self.header_s += time.perf_counter() - started
+            yield _live(rows, window)
+
+    def read_layer(
+        self, rows: Rows, chunk: Indices, layer: ObjectLayer
+    ) -> tuple[Stage, list[int]] | None:
+        """One layer of some rows, in a stage that the caller releases, and bytes read by row, or a
+        code. None where no stage came free in time."""
+        self._sessions.renew(self._rank.session_window)
+        stage = self._take_stage(rows, chunk, layer.nbytes)
+        if stage is None:
+            return None
+        try:
+            return stage, get_layer(self._read, rows, chunk, stage, layer)
+        except BaseException:
+            self._rank.load_staging.release(stage)
+            raise
+
+    def confirm(self, rows: Rows) -> None:
+        """Read the headers again, now that everything else was read: what was replaced meanwhile
+        has another write id. Each object is opened anew, so that a session which points at memory
+        that the store has dealt out again can't answer for it."""
+        for window in self._windows(rows):
+            for chunk in self._header_chunks(rows, window):
+                self._read_headers(rows, self._start(rows, chunk), self._checker.confirm_headers)
+
+    def close(self) -> None:
+        """End every session."""
+        self._sessions.close()
+
+    def _windows(self, rows: Rows) -> Iterator[Indices]:
+        indices, size = rows.live_rows, self._rank.session_window
+        for start in range(0, len(indices), size):
+            yield indices[start : start + size]
+
+    def _header_chunks(self, rows: Rows, window: Indices) -> Iterator[Indices]:
+        nbytes = rows.template.object_map.header_nbytes
+        return self._rank.chunks(_live(rows, window), nbytes, self._rank.load_staging)
+
+    def _start(self, rows: Rows, chunk: Indices) -> Indices:
+        """Open, or open again; the rows that could be."""
+        codes = self._sessions.open(rows.keys_of(chunk))
+        for row, code in zip(chunk.tolist(), codes, strict=True):
+            if code < 0:
+                self._failures.add(rows, row, code_name(code), "the object can't be opened")
+        if min(codes) == max(codes) == Code.UNAVAILABLE and not self._channel.is_abandoned:
+            self._breaker.trip("loading: the store doesn't answer")
+        return _live(rows, chunk)
+
+    def _open_chunk(self, rows: Rows, chunk: Indices) -> None:
+        chunk = self._start(rows, chunk)
+        tried: list[str] = []
+        while len(chunk) and not self._breaker.is_proven(_CANARY_AFTER_S):
+            if len(tried) == _NUM_CANARIES:
+                reason = code_name(Code.UNAVAILABLE)
+                self._breaker.trip("loading: no header can be read", tried)
+                self._failures.add_all(self._rows, reason, "no header can be read")
+                return
+            if self._read_headers(rows, chunk[:1], self._checker.take_headers):
+                self._breaker.succeeded()
+            tried.append(rows.keys[int(chunk[0])])
+            chunk = chunk[1:]
+        self._read_headers(rows, chunk, self._checker.take_headers)
+
+    def _read_headers(
+        self, rows: Rows, chunk: Indices, judge: Callable[[Rows, Indices, RowBytes], object]
+    ) -> bool:
+        """Read and judge headers. False where the store could not be read from."""
+        if not len(chunk):
+            return True
+        nbytes = rows.template.object_map.header_nbytes
+        stage = self._take_stage(rows, chunk, nbytes)
+        if stage is None:
+            return True
+        try:
+            codes = self._read(rows, chunk, stage, 0)
+            what = "the header can't be read"
+            arrived = expect_nbytes(self._failures, rows, chunk, codes, nbytes, what)
+            judge(rows, chunk if arrived is None else chunk[arrived], rows_at(stage, arrived))
+        finally:
+            self._rank.load_staging.release(stage)
+        return not all(code in TRANSPORT_CODES for code in codes)
+
+    def _take_stage(self, rows: Rows, chunk: Indices, nbytes: int) -> Stage | None:
+        # Calls that were given up may still hold all of it.
+        stage = self._rank.load_staging.take(len(chunk), nbytes, self._deadline_s)
+        if stage is None:
+            for row in chunk.tolist():
+                self._failures.add(rows, row, DEADLINE, "no staging memory is free")
+        return stage
+
+    def _read(self, rows: Rows, chunk: Indices, stage: Stage, offset: int) -> list[int]:
+        """Fill a stage from ``offset`` of the objects on; bytes read by row, or a code."""
+        keys = rows.keys_of(chunk)
+        call = self._rank.store.get_ranges
+        codes = self._rank.move_stage(self._channel, call, keys, stage, None, offset)
+        if codes != [stage.row_nbytes] * len(keys):
+            if min(codes) < 0:
+                codes = self._read_lapsed(keys, codes, stage, offset)
+            if max(codes) <= 0:
+                return codes
+        self._breaker.succeeded()
+        return codes
+
+    def _read_lapsed(
+        self, keys: list[str], codes: list[int], stage: Stage, offset: int
+    ) -> list[int]:
+        """Codes after reading rows again whose lease ran out, which starting the session again
+        mends; what the key holds by now is for the checksum to say."""
+        lapsed = [row for row, code in enumerate(codes) if code in _LAPSED_CODES]
+        opened = self._sessions.open([keys[row] for row in lapsed])
+        again = [row for row, code in zip(lapsed, opened, strict=True) if code == Code.OK]
+        if not again:
+            return codes
+        self._counters.add("load.reopened", len(again))
+        retried = self._rank.move_stage(
+            self._channel,
+            self._rank.store.get_ranges,
+            [keys[row] for row in again],
+            stage,
+            np.array(again, np.int64),
+            offset,
+        )
+        codes = list(codes)
+        for row, code in zip(again, retried, strict=True):
+            codes[row] = code
+        return codes
+
+
+def _live(rows: Rows, indices: Indices) -> Indices:
+    live: Indices = indices[rows.live[indices]]
+    return live
+
+
+def get_layer(
+    read: Callable[[Rows, Indices, Stage, int], list[int]],
+    rows: Rows,
+    chunk: Indices,
+    stage: Stage,
+    layer: ObjectLayer,
+) -> list[int]:
+    """Read one layer of some rows to a stage."""
+    return read(rows, chunk, stage, layer.offset)

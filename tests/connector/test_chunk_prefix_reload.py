@@ -1,0 +1,104 @@
+"""``chunk_prefix_reload``: each chunk of a prompt loads anew what the chunks before it stored."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from faulty_store import FaultyStore
+from simulated_engine import BLOCK_SIZE, Request, SimulatedEngine
+
+from kvformat.stores.protocol import Code
+
+TOKENS = [(1 + index) % 250 for index in range(27)]
+NUM_FULL = 6
+CHUNK = 2 * BLOCK_SIZE
+
+
+@pytest.fixture
+def expected() -> list[list[bytes]]:
+    return SimulatedEngine(FaultyStore()).serve(Request("reference", TOKENS)).kv
+
+
+def forgetful(store: FaultyStore, **options: object) -> SimulatedEngine:
+    """An engine whose memory holds something else by the next step, as one has that uses a layer's
+    memory for other layers."""
+    engine = SimulatedEngine(store, **options)
+    engine.forgets = True
+    return engine
+
+
+def test_a_chunk_finds_the_chunks_before_it(expected: list[list[bytes]]) -> None:
+    """The prefix is there and right in each chunk, from the pool alone; without the option the
+    same engine computes on whatever its memory holds."""
+    engine = forgetful(FaultyStore(), chunk_prefix_reload=True)
+    assert engine.serve(Request("r", TOKENS), chunk=CHUNK).kv == expected
+    # Chunks 2, 3 and 4 load 2, 4 and 6 blocks.
+    assert engine.counters.snapshot()["load.blocks"] == 2 + 4 + 6
+    without = forgetful(FaultyStore())
+    assert without.serve(Request("r", TOKENS), chunk=CHUNK).kv != expected
+    assert "load.blocks" not in without.counters.snapshot()
+
+
+def test_what_a_request_was_promised_is_loaded_again_too(expected: list[list[bytes]]) -> None:
+    """A prefix that was in the pool already, then chunks of its own."""
+    store = FaultyStore()
+    SimulatedEngine(store).serve(Request("c", TOKENS[: 3 * BLOCK_SIZE]))
+    engine = forgetful(store, chunk_prefix_reload=True)
+    served = engine.serve(Request("r", TOKENS), chunk=CHUNK)
+    assert (served.num_hit_tokens, served.kv) == (3 * BLOCK_SIZE, expected)
+    assert engine.counters.snapshot()["load.blocks"] == 3 + 5
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 5, 9])
+def test_an_engine_that_forgets_nothing_computes_the_same(
+    expected: list[list[bytes]], chunk: int
+) -> None:
+    """Chunks that end inside blocks load whole blocks alone."""
+    engine = SimulatedEngine(FaultyStore(), chunk_prefix_reload=True)
+    assert engine.serve(Request("r", TOKENS), chunk=chunk).kv == expected
+
+
+def test_a_chunk_waits_for_what_the_chunk_before_stores(expected: list[list[bytes]]) -> None:
+    """Commits come after the step: the next one opens nothing before they are done."""
+    engine = forgetful(FaultyStore(), chunk_prefix_reload=True)
+    settle, times = engine.worker.settle, []
+
+    def settle_late(timeout_s: float) -> bool:
+        times.append(timeout_s)
+        # The engine's own call after each step doesn't wait, the connector's does.
+        return timeout_s == 10 or settle(timeout_s)
+
+    engine.worker.settle = settle_late  # type: ignore[method-assign]
+    assert engine.serve(Request("r", TOKENS), chunk=CHUNK).kv == expected
+    assert len([timeout_s for timeout_s in times if timeout_s != 10]) == 3
+
+
+def test_a_reload_that_fails_is_computed_and_loaded_again(expected: list[list[bytes]]) -> None:
+    """The engine goes back to the block; later chunks load all of the prefix."""
+    store = FaultyStore()
+    engine = forgetful(store, chunk_prefix_reload=True)
+
+    def lose_once(number: int, keys: Sequence[str], codes: list[int]) -> list[int]:
+        return [codes[0], Code.NOT_FOUND, *codes[2:]] if number == 1 else codes
+
+    store.bend["get_start"] = lose_once
+    served = engine.serve(Request("r", TOKENS), chunk=CHUNK)
+    assert served.kv == expected
+    assert len(served.failed_block_ids) == 1
+    assert engine.counters.snapshot()["rejected.not_found"] == 1
+
+
+def test_nothing_is_loaded_again_when_the_prompt_is_computed() -> None:
+    """Steps that generate tokens load nothing."""
+    engine = SimulatedEngine(FaultyStore(), chunk_prefix_reload=True)
+    request = Request("r", TOKENS, num_prompt_tokens=2 * CHUNK)
+    engine.scheduler.match(request, 0)
+    table = engine.allocate(7)
+    engine.scheduler.allocated(request, 0)
+    for computed in range(0, 2 * CHUNK, CHUNK):
+        engine.step([(request, None if computed else table, computed, CHUNK)])
+    assert engine.counters.snapshot()["load.blocks"] == 2
+    for computed in range(2 * CHUNK, len(TOKENS)):
+        engine.step([(request, None, computed, 1)])
+    assert engine.counters.snapshot()["load.blocks"] == 2

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from faulty_store import FaultyStore
-from simulated_engine import BLOCK_SIZE, Request, SimulatedEngine
+from simulated_engine import BLOCK_SIZE, Request, SimulatedEngine, Tensor
 from xxhash import xxh3_64_intdigest
 
 from kvformat.header import decode_header, encode_header, new_header
@@ -17,6 +17,7 @@ from kvformat.objectmap import object_maps
 from kvformat.stores import open_store
 from kvformat.stores.protocol import Code, Store
 from kvformat_connector.lookup import Distrusted
+from kvformat_connector.worker import Worker
 
 TOKENS = [(1 + index) % 250 for index in range(27)]
 NUM_FULL = 6
@@ -186,13 +187,17 @@ def test_an_object_that_somebody_reads_is_removed_later(
 
 def test_who_saves_nothing_removes_nothing(expected: list[list[bytes]]) -> None:
     """A consumer leaves the pool as it is."""
-    from kvformat_connector.worker import Worker
-
     store = FaultyStore()
     key = save_and_damage(store, flip)
+    store.calls.clear()
     warm = SimulatedEngine(store)
-    worker = Worker(warm.layout, store, warm.options, warm.counters, may_save=False)
-    assert worker._damaged is None
+    warm.worker = Worker(warm.layout, store, warm.options, warm.counters, may_save=False)
+    warm.worker.register({name: Tensor(array) for name, array in warm.memory.items()})
+    assert warm.serve(Request("w", TOKENS)).kv == expected
+    for _ in range(3):
+        warm.step([])
+    assert warm.counters.snapshot()["rejected.checksum_mismatch"] == 1
+    assert store.calls["remove"] == 0
     assert store.exists([key]) == [1]
 
 

@@ -16,6 +16,7 @@ import msgspec
 
 from kvformat.errors import ConfigError, Reason
 from kvformat.registry import MAX_INTEGER
+from kvformat.stores.uri import parse_store_uri
 from kvformat_connector.ported import translate
 
 #: Store URI of a backend that is named the way vllm-ascend names it.
@@ -172,8 +173,8 @@ def directions(kv_role: str, options: Options) -> tuple[bool, bool]:
 
 
 def _named_option(text: str) -> str:
-    # msgspec ends its text with "- at `$.name`".
-    return text.rpartition("$.")[2].rstrip("`") if "$." in text else ""
+    # msgspec ends its text with "- at `$.name`", or "$.name[0]" inside of a list.
+    return text.rpartition("$.")[2].rstrip("`").partition("[")[0] if "$." in text else ""
 
 
 def _check_values(options: Options) -> None:
@@ -238,6 +239,7 @@ def _store_uri(options: Options) -> str:
             f"option 'store' is {options.store!r} but option 'backend' is {options.backend!r}; "
             "set one of them",
         )
+    parse_store_uri(options.store)
     return options.store
 
 

@@ -55,6 +55,17 @@ STORE = {"store": "memory://"}
         ({"store": "file:///a", "backend": "mooncake"}, Reason.CONFIG_CONFLICT, "mooncake"),
         ({**STORE, "use_layerwise": "never"}, Reason.CONFIG_VALUE, "use_layerwise"),
         (
+            {**STORE, "model_identity": "v1", "model_identity_file": "/run/v"},
+            Reason.CONFIG_CONFLICT,
+            "model_identity_file",
+        ),
+        ({**STORE, "layer_segments": [4, 0]}, Reason.CONFIG_VALUE, "layer_segments"),
+        ({**STORE, "layer_segments": []}, Reason.CONFIG_VALUE, "layer_segments"),
+        ({**STORE, "preferred_segment": ""}, Reason.CONFIG_VALUE, "preferred_segment"),
+        ({**STORE, "Tenant": "a"}, Reason.CONFIG_UNKNOWN, "did you mean 'tenant'"),
+        ({"store": "://a"}, Reason.CONFIG_VALUE, "'://a'"),
+        ({"store": "file:///a?max_nbytes"}, Reason.CONFIG_VALUE, "max_nbytes"),
+        (
             {**STORE, "chunk_prefix_reload": True, "use_layerwise": False},
             Reason.CONFIG_CONFLICT,
             "chunk_prefix_reload",
@@ -69,6 +80,32 @@ def test_a_wrong_option_is_refused_by_name(
         parse_options(options)
     assert caught.value.reason is reason
     assert named in caught.value.detail
+
+
+@pytest.mark.parametrize("name", Options.__struct_fields__)
+@pytest.mark.parametrize("value", [{"a": 1}, None, 1.5, [[]]])
+def test_every_option_refuses_what_is_not_its_type(name: str, value: object) -> None:
+    """None of them understands another type, and the text names the option and the value."""
+    if value is None and Options.__annotations__[name].endswith("None"):
+        assert getattr(parse_options({**STORE, name: value}), name) is None
+        return
+    with pytest.raises(ConfigError) as caught:
+        parse_options({**STORE, name: value})
+    assert caught.value.reason is Reason.CONFIG_VALUE
+    assert f"option {name!r} has the value {value!r}" in caught.value.detail
+
+
+NUMBERS = [name for name in Options.__struct_fields__ if "int" in Options.__annotations__[name]]
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("value", [-1, 1 << 53, -(1 << 70)])
+def test_every_number_has_bounds(name: str, value: int) -> None:
+    """No option takes a number below zero, or one that arrays and manifests can't hold."""
+    with pytest.raises(ConfigError) as caught:
+        parse_options({"backend": "mooncake", name: value})
+    assert caught.value.reason is Reason.CONFIG_VALUE
+    assert f"option {name!r} has the value {value!r}" in caught.value.detail
 
 
 def test_options_are_parsed_once_into_a_frozen_struct() -> None:

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from real_engine import PROMPTS, Servers, hits, tokens
 
+from kvformat.errors import ConfigError, Reason
+
 pytestmark = pytest.mark.vllm
 
 
@@ -57,6 +59,42 @@ def test_a_configuration_that_cannot_work_stops_the_start(
     """Case 37: the engine doesn't come up with a cache that will never work."""
     report = servers.run(store=store, prompts=[], options=options)
     assert report.error_reason == reason
+
+
+@pytest.mark.parametrize(
+    ("extra_config", "reason"),
+    [
+        ({"store": "memory://", "stor": "x"}, Reason.CONFIG_UNKNOWN),
+        ({"store": "memory://", "lookup_window": "32"}, Reason.CONFIG_VALUE),
+        ({"store": "memory://", "replica_num": 2}, Reason.CONFIG_CONFLICT),
+        ({}, Reason.CONFIG_MISSING),
+        ({"store": "memory://"}, None),
+    ],
+)
+def test_where_engines_have_graphs_options_are_read_before_the_model(
+    monkeypatch: pytest.MonkeyPatch, extra_config: dict[str, object], reason: Reason | None
+) -> None:
+    """vLLM asks whether the connector can be captured as soon as it has a configuration, so a wrong
+    option needs no minutes of loading weights. (It doesn't ask on a CPU, which has no graphs.)"""
+    from vllm.config import CompilationConfig, KVTransferConfig, VllmConfig
+    from vllm.platforms import current_platform
+
+    monkeypatch.setattr(current_platform, "support_static_graph_mode", lambda: True, raising=False)
+    transfer = KVTransferConfig(
+        kv_connector="KVFormatConnector",
+        kv_connector_module_path="kvformat_connector",
+        kv_role="kv_both",
+        kv_connector_extra_config=extra_config,
+    )
+    found = None
+    try:
+        VllmConfig(
+            kv_transfer_config=transfer,
+            compilation_config=CompilationConfig(cudagraph_mode="FULL"),
+        )
+    except ConfigError as error:
+        found = error.reason
+    assert found is reason
 
 
 def test_what_is_not_built_yet_is_refused_by_name(servers: Servers, tmp_path: Path) -> None:

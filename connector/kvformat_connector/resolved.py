@@ -144,6 +144,7 @@ IGNORED_FIELDS: Final[dict[str, tuple[str, ...]]] = {
         "cache_config.hash_block_size",
         "cache_config.prefix_caching_hash_algo",
         "cache_config.kv_cache_layout",
+        "cache_config.mamba_block_size",  # found out by workers; the scheduler isn't always told
         "cache_config.mamba_page_size_padded",
         "cache_config.skip_page_size_padded",
     ),

@@ -144,6 +144,25 @@ def test_any_name_and_value_fits_into_an_identity() -> None:
     assert values == config_values(config)
 
 
+@dataclass
+class CacheConfig:
+    mamba_block_size: int = 32
+    mamba_ssm_cache_dtype: str = "auto"
+
+
+@dataclass
+class HybridConfig:
+    cache_config: CacheConfig = field(default_factory=CacheConfig)
+
+
+def test_the_block_size_of_a_state_is_said_by_its_group_alone() -> None:
+    """Workers find it out, and a scheduler in another process keeps what it began with: the two
+    must agree none the less. The dtype of a state counts."""
+    values = config_values(HybridConfig())
+    assert config_values(HybridConfig(CacheConfig(mamba_block_size=1056))) == values
+    assert config_values(HybridConfig(CacheConfig(mamba_ssm_cache_dtype="float32"))) != values
+
+
 def test_every_ignored_value_has_a_reason() -> None:
     """The lists are for people: no entry without a why, no field under an ignored section."""
     assert all(why for why in (*IGNORED_SECTIONS.values(), *IGNORED_FIELDS,

@@ -11,13 +11,14 @@ from topology_engines import (
     DIGESTING,
     FIRST,
     SECOND,
+    STATEFUL,
     ZEROING,
     Engines,
     expect_equal,
     expect_other,
+    zeroing,
 )
 
-from kvformat_connector.demo.model import make_prompt
 from kvformat_connector.demo.storage import compare_namespaces
 
 pytestmark = pytest.mark.vllm
@@ -26,39 +27,48 @@ BFLOAT16 = {"dtype": "bfloat16"}
 
 
 @pytest.mark.parametrize(
-    ("name", "engine", "num_objects"),
+    ("name", "engine", "kinds", "num_objects"),
     [
-        ("Gemma3", {}, 8 + 4 + 2 + 2),
-        ("GptOss", BFLOAT16, 8 + 4 + 2 + 2),
-        ("Mistral", {}, 2 + 2),
+        ("Gemma3", {}, ["sliding_window", "full_attention"], 8 + 4 + 2 + 2),
+        ("GptOss", BFLOAT16, ["sliding_window", "full_attention"], 8 + 4 + 2 + 2),
+        ("Mistral", {}, ["sliding_window"], 2 + 2),
     ],
     ids=["sliding and full", "sliding and full with sinks", "sliding"],
 )
 def test_windows(
-    engines: Engines, store: str, name: str, engine: dict[str, Any], num_objects: int
+    engines: Engines,
+    store: str,
+    name: str,
+    engine: dict[str, Any],
+    kinds: list[str],
+    num_objects: int,
 ) -> None:
     """A window of 64 tokens is loaded as its last two blocks, groups of one window in one object
-    each; answers are equal to the bit, and others where the KV is zeroed."""
+    each; answers are equal to the bit, and others where the KV of either kind is zeroed."""
     cold = engines.run(name, store, FIRST, SECOND, engine=engine)
     warm = engines.run(name, store, FIRST, SECOND, engine=engine)
     assert hits(warm) == [256, 128]
     assert warm.worker["load.blocks"] == num_objects
     expect_equal(warm, cold)
-    expect_other(engines.run(name, store, FIRST, SECOND, engine=engine, **ZEROING), cold)
+    for kind in kinds:
+        zeroed = engines.run(name, store, FIRST, SECOND, engine=engine, **zeroing(kind))
+        expect_other(zeroed, cold)
 
 
 def test_recurrent_state_and_full_attention(engines: Engines, store: str) -> None:
     """Gated delta nets beside full attention, in blocks of 1056 tokens that the engine chose: the
-    blocks of attention and one state, all three groups of states in one object, are loaded."""
-    prompt = make_prompt(2200, 7)
+    blocks of attention and one state, all three groups of states in one object, are loaded.
+    Answers are equal to the bit, and others where the KV of either kind is zeroed."""
     engine = {**BFLOAT16, "max_model_len": 4096}
-    cold = engines.run("Qwen3Next", store, prompt, engine=engine)
+    cold = engines.run("Qwen3Next", store, STATEFUL, engine=engine)
     assert cold.worker["save.blocks"] == 2 + 1
-    warm = engines.run("Qwen3Next", store, prompt, engine=engine)
+    warm = engines.run("Qwen3Next", store, STATEFUL, engine=engine)
     assert hits(warm) == [2112]
     assert warm.worker["load.blocks"] == 2 + 1
-    assert tokens(warm) == tokens(cold)
-    expect_other(engines.run("Qwen3Next", store, prompt, engine=engine, **ZEROING), cold)
+    expect_equal(warm, cold)
+    for kind in ("recurrent_state", "full_attention"):
+        zeroed = engines.run("Qwen3Next", store, STATEFUL, engine=engine, **zeroing(kind))
+        expect_other(zeroed, cold)
 
 
 @pytest.mark.parametrize(

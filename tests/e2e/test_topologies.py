@@ -5,9 +5,20 @@ from __future__ import annotations
 import pytest
 from data_parallel import run_data_parallel
 from real_engine import hits, tokens
-from topology_engines import DIGESTING, FIRST, SECOND, TWO_RANKS, Engines, ranks
+from topology_engines import (
+    DIGESTING,
+    FIRST,
+    SECOND,
+    STATEFUL,
+    TWO_RANKS,
+    Engines,
+    expect_equal,
+    ranks,
+)
 
+from kvformat.errors import Reason
 from kvformat.stores.opening import open_store
+from kvformat_connector.demo.engines import ChildError
 from kvformat_connector.demo.model import make_prompt
 from kvformat_connector.demo.storage import flip_byte, read_contents
 
@@ -18,13 +29,17 @@ LONG = make_prompt(260, 11)
 KNOWN = LONG[:132]
 
 
-def read_objects(uri: str, keys: list[str]) -> dict[str, bytes]:
-    """Objects by key."""
+def damage(uri: str, namespace: str, part: str) -> dict[str, bytes]:
+    """Flip a bit of each object with ``part`` in its key; answers what they were."""
+    keys = [key for key in read_contents(uri, namespace).keys if part in key]
     store = open_store(uri)
     try:
-        return {key: bytes(store.get(key) or b"") for key in keys}
+        whole = {key: bytes(store.get(key) or b"") for key in keys}
     finally:
         store.close()
+    for key in keys:
+        flip_byte(uri, key, 0)
+    return whole
 
 
 def put_objects(uri: str, objects: dict[str, bytes]) -> None:
@@ -49,13 +64,8 @@ def test_one_rank_and_two_share_heads(engines: Engines, store: str) -> None:
     one_rank = {"options": {"head_shards": 2}}
     plain = engines.run("Llama", None, FIRST, SECOND, LONG)
     cold = engines.run("Llama", store, KNOWN, **one_rank)
-    second_heads = [key for key in read_contents(store, cold.namespace).keys if "h0001c" in key]
-    assert len(second_heads) == 4
+    damaged = damage(store, cold.namespace, "h0001c")
     assert engines.run("Llama", store, FIRST, **one_rank).worker["save.blocks"] == 2 * 8
-    whole = read_objects(store, second_heads)
-    for key in second_heads:
-        flip_byte(store, key, 0)
-
     both = engines.run("Llama", store, FIRST, SECOND, LONG, num_rejections=4, **ranks(2))
     assert both.namespace == cold.namespace
     assert tokens(both) == tokens(plain)
@@ -66,17 +76,49 @@ def test_one_rank_and_two_share_heads(engines: Engines, store: str) -> None:
     assert second["load.blocks"] == 8
     assert second["rejected.checksum_mismatch"] == 4
     assert "rejected.checksum_mismatch" not in first
-    assert {rejection["key"] for rejection in both.ranks[1].rejections} == set(second_heads)
+    assert {rejection["key"] for rejection in both.ranks[1].rejections} == set(damaged)
     assert first["save.tainted"] == second["save.tainted"] == 4
     assert (first["save.blocks"], first["save.exists"]) == (4 + 4, 4)
     # What is proven damaged is removed, and may have been written again.
     assert second["save.blocks"] + second.get("save.exists", 0) == 4 + 8
 
-    put_objects(store, whole)
+    put_objects(store, damaged)
     warm = engines.run("Llama", store, SECOND, LONG, **one_rank)
     assert hits(warm) == [128, 256]
     assert warm.worker["load.blocks"] == 2 * (4 + 8)
     assert tokens(warm) == tokens(plain)[1:]
+
+
+@pytest.mark.timeout(900)
+def test_windows_on_two_ranks(engines: Engines, store: str) -> None:
+    """Sliding and full attention at TP=2, loaded in bulk: each rank loads its heads of the windows
+    and of all blocks. What one rank alone can't load, neither uses, and both compute."""
+    one_rank = {"options": {"head_shards": 2}}
+    plain = engines.run("Gemma3", None, FIRST, LONG)
+    cold = engines.run("Gemma3", store, KNOWN, **one_rank)
+    damaged = damage(store, cold.namespace, "h0001c")
+    engines.run("Gemma3", store, FIRST, **one_rank)
+    both = engines.run("Gemma3", store, FIRST, LONG, num_rejections=4 + 2, **ranks(2))
+    assert both.namespace == cold.namespace
+    assert tokens(both) == tokens(plain)
+    assert hits(both)[0] == 256
+    first, second = both.ranks
+    assert first.counters["load.blocks"] == 8 + 2 + 4 + 2
+    assert second.counters["load.blocks"] == 8 + 2
+    assert {rejection["key"] for rejection in second.rejections} <= set(damaged)
+
+
+@pytest.mark.timeout(900)
+def test_recurrent_state_on_two_ranks(engines: Engines, store: str) -> None:
+    """Gated delta nets at TP=2: each rank saves and loads its part of a state and its heads of
+    attention; answers are equal to the bit."""
+    two_ranks = ranks(2, dtype="bfloat16", max_model_len=4096)
+    cold = engines.run("Qwen3Next", store, STATEFUL, **two_ranks)
+    assert [rank.counters["save.blocks"] for rank in cold.ranks] == [2 + 1, 2 + 1]
+    warm = engines.run("Qwen3Next", store, STATEFUL, **two_ranks)
+    assert hits(warm) == [2112]
+    assert [rank.counters["load.blocks"] for rank in warm.ranks] == [2 + 1, 2 + 1]
+    expect_equal(warm, cold)
 
 
 @pytest.mark.timeout(900)
@@ -136,16 +178,32 @@ STAGES = {
 @pytest.mark.timeout(900)
 def test_two_stages_and_one_share_layers(engines: Engines, store: str) -> None:
     """PP=2 of 3 + 1 layers writes and PP=1 reads, and the reverse: cut at the same layers, both
-    have one namespace."""
+    have one namespace. What the second stage alone can't load is computed by both."""
     one_stage = {"options": {"layer_segments": [3, 1]}}
-    plain = engines.run("Llama", None, FIRST, SECOND)
-    cold = engines.run("Llama", store, FIRST, **one_stage)
-    both = engines.run("Llama", store, FIRST, SECOND, **STAGES)
+    plain = engines.run("Llama", None, FIRST, SECOND, LONG)
+    cold = engines.run("Llama", store, KNOWN, **one_stage)
+    damaged = damage(store, cold.namespace, "/l0001h")
+    engines.run("Llama", store, FIRST, **one_stage)
+    both = engines.run("Llama", store, FIRST, SECOND, LONG, num_rejections=4, **STAGES)
     assert both.namespace == cold.namespace
-    assert hits(both) == [256, 0]
-    assert [rank.counters["load.blocks"] for rank in both.ranks] == [8, 8]
-    assert [rank.counters["save.blocks"] for rank in both.ranks] == [4, 4]
     assert tokens(both) == tokens(plain)
-    warm = engines.run("Llama", store, SECOND, **one_stage)
-    assert hits(warm) == [128]
+    assert hits(both)[:2] == [256, 0]
+    first, second = both.ranks
+    assert first.counters["load.blocks"] == 8 + 4
+    assert second.counters["load.blocks"] == 8
+    assert {rejection["key"] for rejection in second.rejections} == set(damaged)
+    assert first.counters["save.blocks"] == 4 + 4
+    put_objects(store, damaged)
+    warm = engines.run("Llama", store, SECOND, LONG, **one_stage)
+    assert hits(warm) == [128, 256]
     assert tokens(warm) == tokens(plain)[1:]
+
+
+def test_context_parallelism_is_refused_by_name(engines: Engines, store: str) -> None:
+    """The start stops with option, value and reason. (vLLM can't run it on a CPU either: its
+    attention there doesn't give what partial results are joined by.)"""
+    engine = {"dtype": "bfloat16", "decode_context_parallel_size": 2}
+    with pytest.raises(ChildError) as caught:
+        engines.run("DeepseekV3", store, SECOND, **ranks(2, **engine))
+    assert "decode_context_parallel_size is 2" in str(caught.value)
+    assert f"[{Reason.CONFIG_UNSUPPORTED.value}]" in str(caught.value)

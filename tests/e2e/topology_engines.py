@@ -15,12 +15,25 @@ from kvformat_connector.demo.model import make_prompt
 #: Eight whole blocks and four tokens, four blocks and four, of 32 tokens.
 FIRST, SECOND = make_prompt(260, 7), make_prompt(132, 5)
 
+#: Two whole blocks of 1056 tokens, and so few after them that a state is not yet forgotten.
+STATEFUL = make_prompt(2116, 7)
+
 #: Fields of engines whose connector clears what it loads, or notes digests of it.
 ZEROING: Final = {
     "connector_name": "ZeroingConnector",
     "connector_module": "kvformat_connector.demo.zeroing",
 }
 DIGESTING: Final = {"connector_name": "DigestingConnector", "connector_module": "digesting"}
+
+
+def zeroing(kind: str) -> dict[str, Any]:
+    """Fields of an engine whose connector clears what it loads of one kind of group."""
+    return {
+        "connector_name": "ZeroingKindConnector",
+        "connector_module": "zeroing_kinds",
+        "environment": {"ZEROED_KIND": kind},
+    }
+
 
 #: Each of two processes on a core of its own.
 TWO_RANKS: Final = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}

@@ -1,10 +1,11 @@
 """Which weights an engine serves: the part of the identity that no name can carry.
 
 A hub snapshot is known by its commit. Anything else is known by a digest of its files: the
-configuration and weight index whole, of each weight file the name, size and a few pages, and
-something of every tensor, because a merge or an edit may change a single one: the middle of each in
-a safetensors file, the checksums that a torch archive keeps. That reads some megabytes of any
-checkpoint, and every byte that it reads is the same on every node, whatever the path.
+configuration, the weight index and a model's own code whole, of each weight file the name, size and
+a few pages, and something of every tensor, because a merge or an edit may change a single one: the
+middle of each in a safetensors file, the checksums that a torch archive keeps. That reads some
+megabytes of any checkpoint, and every byte that it reads is the same on every node, whatever the
+path.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import re
 import uuid
 import zipfile
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -34,7 +36,9 @@ _WHOLE_FILES: Final = (
     "*.index.json",
     "quantize_config.json",
     "hf_quant_config.json",
+    "*.py",  # a model's own code
 )
+_NUM_READERS: Final = 32
 _PAGE_NBYTES: Final = 4096
 _PAGES_PER_FILE: Final = 16
 _MAX_HEADER_NBYTES: Final = 64 << 20
@@ -189,7 +193,7 @@ def _snapshot_commit(path: Path) -> str:
 
 
 def _digest_of(path: Path) -> str:
-    digest = hashlib.sha256(b"kvformat weights 1\n")
+    digest = hashlib.sha256(b"kvformat weights 2\n")
     folder, weights = (path.parent, [path]) if path.is_file() else (path, _weight_files(path))
     if not weights:
         raise ConfigError(
@@ -200,8 +204,10 @@ def _digest_of(path: Path) -> str:
     for pattern in _WHOLE_FILES:
         for file in sorted(folder.glob(pattern)):
             _add(digest, (file.name.encode(), file.read_bytes()))
-    for file in weights:
-        _add(digest, (file.relative_to(folder).as_posix().encode(), *_samples(file)))
+    # Hundreds of files, with hundreds of tensors each: what takes time is waiting for the disk.
+    with ThreadPoolExecutor(_NUM_READERS) as readers:
+        for file, samples in zip(weights, readers.map(_samples_digest, weights), strict=True):
+            _add(digest, (file.name.encode(), samples))
     return digest.hexdigest()
 
 
@@ -209,6 +215,12 @@ def _weight_files(folder: Path) -> list[Path]:
     return sorted(
         file for file in folder.iterdir() if file.suffix in WEIGHT_SUFFIXES and file.is_file()
     )
+
+
+def _samples_digest(file: Path) -> bytes:
+    digest = hashlib.sha256()
+    _add(digest, _samples(file))
+    return digest.digest()
 
 
 def _samples(file: Path) -> Iterable[bytes]:

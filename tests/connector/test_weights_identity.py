@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import zipfile
 from collections.abc import Callable
@@ -57,8 +58,19 @@ def test_the_path_does_not_matter(tmp_path: Path) -> None:
         lambda folder: (folder / "model.safetensors").open("ab").write(b"x"),
         lambda folder: (folder / "model.safetensors").rename(folder / "other.safetensors"),
         lambda folder: (folder / "more.bin").write_bytes(b"x"),
+        lambda folder: (folder / "modeling_own.py").write_text("x = 1"),
     ],
-    ids=["config", "index", "header", "first page", "last page", "size", "name", "one more file"],
+    ids=[
+        "config",
+        "index",
+        "header",
+        "first page",
+        "last page",
+        "size",
+        "name",
+        "one more file",
+        "code",
+    ],
 )
 def test_another_checkpoint_has_another_identity(
     tmp_path: Path, change: Callable[[Path], object]
@@ -123,6 +135,45 @@ def test_one_changed_tensor_of_an_archive_is_another_checkpoint(
                 archive.writestr(zipfile.ZipInfo(f"archive/data/{index}"), fill * 3_000)
         found.append(weights_identity(str(folder)))
     assert found[0] != found[1]
+
+
+def test_of_700_gb_some_megabytes_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """163 files of 92 000 tensors, as the largest open models have, and nearly all of it holes: as
+    much is read as there are tensors, however large they are, and a changed one is still seen."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    num_tensors, nbytes = 565, 7_600_000
+    header = json.dumps(
+        {
+            f"model.layers.{index}.weight": {
+                "dtype": "U8",
+                "shape": [nbytes],
+                "data_offsets": [index * nbytes, (index + 1) * nbytes],
+            }
+            for index in range(num_tensors)
+        }
+    ).encode()
+    files = [folder / f"model-{index:05}-of-00163.safetensors" for index in range(163)]
+    for file in files:
+        with file.open("wb") as stream:
+            stream.write(len(header).to_bytes(8, "little") + header)
+            stream.truncate(8 + len(header) + num_tensors * nbytes)
+    assert sum(file.stat().st_size for file in files) > 700e9 - 1e9
+    num_read = []
+    pread = os.pread
+
+    def counted(descriptor: int, size: int, offset: int) -> bytes:
+        num_read.append(size)
+        return pread(descriptor, size, offset)
+
+    monkeypatch.setattr(os, "pread", counted)
+    before = weights_identity(str(folder))
+    assert sum(num_read) < 150e6
+    with files[77].open("r+b") as stream:
+        stream.seek(8 + len(header) + 300 * nbytes + nbytes // 2)
+        stream.write(b"x")
+    assert weights_identity(str(folder)) != before
 
 
 def test_a_header_that_lies_is_still_identified(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from kvformat_connector.config import (
     parse_options,
     parse_range_debug,
 )
+from kvformat_connector.identity import given_identity
 from kvformat_connector.ported import without_effect
 from kvformat_connector.starting import installed_versions, open_checked_store
 
@@ -73,6 +74,7 @@ def check_config(path: str, document: object) -> list[Check]:
                 )
             ]
         may_load, may_save = directions(str(role), options)
+        given_identity(options)
     except KVFormatError as error:
         return [failed_check(name, error)]
     does = " and ".join(
@@ -98,10 +100,20 @@ def option_differences(a: object, b: object) -> list[tuple[str, str, str]] | Non
     if first is None or second is None:
         return None
     return [
-        (name, str(getattr(first, name)), str(getattr(second, name)))
+        (name, str(ours), str(theirs))
         for name in SHARED_OPTIONS
-        if getattr(first, name) != getattr(second, name)
+        for ours, theirs in [(_shared_value(first, name), _shared_value(second, name))]
+        if ours != theirs
     ]
+
+
+def _shared_value(options: Options, name: str) -> object:
+    if name != "model_identity":
+        return getattr(options, name)
+    try:
+        return given_identity(options)
+    except KVFormatError:  # a file of another machine
+        return f"what {options.model_identity_file} says"
 
 
 def store_of(document: object) -> str | None:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Final
 
 from kvformat.errors import ConfigError, Reason
+from kvformat_connector.config import Options
 
 logger = logging.getLogger(__name__)
 
@@ -86,6 +87,13 @@ def weights_identity(
         )
     commit = _snapshot_commit(path)
     return f"commit:{commit}" if commit else f"digest:{_digest_of(path)}"
+
+
+def given_identity(options: Options) -> str:
+    """The operator's word on the weights, or the text of the file that has it; empty where nothing
+    is said. Raises ``ConfigError`` like :func:`read_given`."""
+    file = options.model_identity_file
+    return read_given(file) if file else options.model_identity
 
 
 def read_given(path: str) -> str:

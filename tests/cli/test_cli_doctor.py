@@ -140,6 +140,27 @@ def test_two_configurations_that_would_not_share(run: Run, tmp_path: Path) -> No
     assert (same.code, same.json["option_differences"]) == (0, [])
 
 
+def test_weights_that_a_file_names_are_compared_by_its_text(run: Run, tmp_path: Path) -> None:
+    """A file and an option that say the same share, whatever the path; a file that says nothing is
+    what a start would refuse."""
+    file = tmp_path / "identity"
+    file.write_text("step 7\n")
+    store = {"store": "memory://doctor"}
+    a = config(tmp_path / "a", {**store, "model_identity": "step 7"})
+    b = config(tmp_path / "b", {**store, "model_identity_file": str(file)})
+    same = run("doctor", "--config", a, "--config", b, "--json")
+    assert (same.code, same.json["option_differences"]) == (0, [])
+    file.write_text("step 8")
+    other = run("doctor", "--config", a, "--config", b, "--json")
+    assert other.json["option_differences"] == [
+        {"option": "model_identity", "a": "step 7", "b": "step 8"}
+    ]
+    file.unlink()
+    outcome = run("doctor", "--config", b, "--json")
+    assert outcome.code == 1
+    assert check(outcome, f"config {b}")["reason"] == "config_value"
+
+
 def test_two_manifests(run: Run, tmp_path: Path, store: Store) -> None:
     """Case 36: the layouts of two servers, from files or from the store, differ in named fields."""
     a, b = make_layout(), make_layout(tenant="other")

@@ -22,7 +22,7 @@ from kvformat_connector.engine.npu import is_npu, npu_packing
 from kvformat_connector.engine.ranks import Ranks, first_rank_cut, layer_index, ranks_of
 from kvformat_connector.engine.refusal import refuse
 from kvformat_connector.engine.specs import describe_group, is_packed, spec_of
-from kvformat_connector.identity import model_name, read_given, weights_identity
+from kvformat_connector.identity import given_identity, model_name, weights_identity
 from kvformat_connector.messages import LayoutNotice
 from kvformat_connector.resolved import config_values
 
@@ -284,11 +284,9 @@ def _starts_at(group: Group, bounds: Sequence[int]) -> tuple[int, ...]:
 
 def _weights(vllm_config: Any, config: Any, options: Options) -> str:
     load = vllm_config.load_config
-    file = options.model_identity_file
-    given = read_given(file) if file else options.model_identity
     return weights_identity(
         config.model,
-        given=given,
+        given=given_identity(options),
         load_format=str(load.load_format),
         revision=config.revision,
         download_dir=load.download_dir,

@@ -67,6 +67,33 @@ def test_bulk_loads_answer_the_same(servers: Servers, filled: Filled, tmp_path: 
     assert tokens(report) == tokens(cold)
 
 
+def test_each_request_is_loaded_its_own_way(servers: Servers, tmp_path: Path) -> None:
+    """With ``use_layerwise: auto`` a long prompt, whose 28 objects are above 4 MiB, and a short one
+    of one batch: the same answers, checked by headers instead of checksums."""
+    uri, prompts = f"file://{tmp_path / 'store'}", [make_prompt(900, 7), make_prompt(100, 5)]
+    cold = servers.run(store=uri, prompts=prompts)
+    options = {"use_layerwise": "auto", "verify": "header"}
+    warm = servers.run(store=uri, prompts=prompts, options=options, together=True)
+    assert hits(warm) == [28 * BLOCK_SIZE, 3 * BLOCK_SIZE]
+    assert warm.worker["load.blocks"] == 28 + 3
+    assert warm.rejections == []
+    assert tokens(warm) == tokens(cold)
+
+
+def test_each_chunk_loads_its_prefix_again(servers: Servers, tmp_path: Path) -> None:
+    """With ``chunk_prefix_reload`` the second to fourth chunk load 3, 6 and 9 blocks before they
+    compute, in steps of which the engine doesn't know that they load anything."""
+    prompts = [make_prompt(300, 7)]
+    chunks = {"engine_options": {"max_num_batched_tokens": 3 * BLOCK_SIZE}}
+    plain = servers.run(store=None, prompts=prompts, **chunks)
+    uri, options = f"file://{tmp_path / 'store'}", {"chunk_prefix_reload": True}
+    report = servers.run(store=uri, prompts=prompts, options=options, **chunks)
+    assert report.worker["load.blocks"] == 3 + 6 + 9
+    assert report.rejections == []
+    assert tokens(report) == tokens(plain)
+    assert logprobs(report) == logprobs(plain)
+
+
 def test_zeroed_kv_gives_other_answers(servers: Servers, filled: Filled) -> None:
     """The negative control: hits are claimed and the KV zeroed. Equal tokens would mean that the
     comparison above can't tell right KV from wrong."""

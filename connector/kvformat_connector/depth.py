@@ -28,6 +28,9 @@ class Depth:
         self._is_fixed = num_layers is not None
         self.num_layers = 2 if num_layers is None else num_layers
         self._clock = clock
+        #: What to ask for when fewer than ``num_layers`` are ahead: asking wakes a thread, which
+        #: isn't worth it for each layer.
+        self.num_layers_at_once = self.num_layers
         self._waited_at: float | None = None
         self._compute_s = 0.0
         self._transfer_s = 0.0
@@ -63,3 +66,5 @@ class Depth:
         ahead = math.ceil(needed_s / max(self._compute_s, 1e-6))
         num_free = free_nbytes // max(self._layer_nbytes, 1)
         self.num_layers = min(max(min(ahead, num_free), _MIN_LAYERS) + 1, _MAX_LAYERS)
+        more = min(self.num_layers, max(0, num_free - self.num_layers))
+        self.num_layers_at_once = min(self.num_layers + more, _MAX_LAYERS)

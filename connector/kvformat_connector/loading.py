@@ -112,7 +112,8 @@ class LoadStep:
             num_queued=self._num_allowed - self._num_ready,
             free_nbytes=staging.max_nbytes - staging.num_taken_nbytes,
         )
-        self._allow(position + 1 + self._depth.num_layers)
+        if position + 1 + self._depth.num_layers > self._num_allowed:
+            self._allow(position + 1 + self._depth.num_layers_at_once)
         self._wait_ready(position + 1)
         self._depth.waited()
 
@@ -265,7 +266,7 @@ class LoadStep:
             self._lane.post(self._guarded, self._check, rows, layer, chunk, *found)
 
     def _check(
-        self, rows: Rows, layer: ObjectLayer, chunk: Indices, stage: Stage, codes: list[int]
+        self, rows: Rows, layer: ObjectLayer, chunk: Indices, stage: Stage, codes: list[int] | None
     ) -> None:
         try:
             what = f"group {layer.group} layer {layer.layer}: the range can't be read"

@@ -169,13 +169,13 @@ def expect_nbytes(
     failures: Failures,
     rows: Rows,
     chunk: Indices,
-    codes: Sequence[int],
+    codes: Sequence[int] | None,
     nbytes: int,
     what: str,
 ) -> Indices | None:
-    """Positions in ``chunk`` whose code is ``nbytes``, the size asked for; None where all are. The
-    others fail."""
-    if codes == [nbytes] * len(codes):
+    """Positions in ``chunk`` whose code is ``nbytes``, the size asked for; None where all are, as
+    they are without codes. The others fail."""
+    if codes is None or codes == [nbytes] * len(codes):
         return None
     for position, code in enumerate(codes):
         if code != nbytes:

@@ -339,9 +339,9 @@ class Rank:
         stage: Stage,
         stage_rows: Indices | None,
         offset: int,
-    ) -> list[int]:
+    ) -> list[int] | None:
         """Range calls between rows of a stage, or all of them, and ``offset`` of the objects;
-        bytes by key, or a code."""
+        bytes by key, or a code. None where all of every row was moved."""
         limits = self.pace.limits
         nbytes, num_keys = stage.row_nbytes, len(keys)
         fits = num_keys <= limits.max_rows and num_keys * nbytes <= limits.max_nbytes
@@ -353,11 +353,14 @@ class Rank:
         totals = [0] * num_keys
         for batch in self._stage_ranges(stage, offset, limits).batches(stage_rows, limits):
             codes = self._move(asking, call, keys[batch.rows], *batch.ranges)
+            if codes is None:
+                sizes = batch.ranges[1]
+                codes = [sum(sizes[0])] * len(sizes)
             # A row may come in several calls; one that has failed in one stays failed.
             for row, code in enumerate(codes, batch.rows.start):
                 if totals[row] >= 0:
                     totals[row] = code if code < 0 else totals[row] + code
-        return totals
+        return None if totals == [nbytes] * num_keys else totals
 
     def _move(
         self,
@@ -367,19 +370,16 @@ class Rank:
         addresses: Sequence[Sequence[int]],
         sizes: Sequence[Sequence[int]],
         offsets: Sequence[Sequence[int]],
-    ) -> list[int]:
+    ) -> list[int] | None:
         """One range call. The next one is as large as this one was fast."""
         started = time.perf_counter()
         codes = asking.ask(call, keys, addresses, sizes, offsets)
         seconds = time.perf_counter() - started
         nbytes = sum(sizes[0])
-        whole = [nbytes] * len(keys)
-        if codes == whole:
-            # Lists of the same objects are compared in no time, and this one will be again.
-            codes = whole
-        has_failed = codes is not whole and Code.TRANSFER_FAILED in codes
+        is_whole = codes == [nbytes] * len(keys)
+        has_failed = not is_whole and Code.TRANSFER_FAILED in codes
         self.pace.note(len(keys) * nbytes, seconds, has_failed=has_failed)
-        return codes
+        return None if is_whole else codes
 
     def publish_manifest(self, asking: Asking, templates: Templates) -> int:
         """Store the manifest of a namespace, so that its keys can be explained by anyone."""

@@ -73,9 +73,9 @@ class ObjectReader:
 
     def read_layer(
         self, rows: Rows, chunk: Indices, layer: ObjectLayer
-    ) -> tuple[Stage, list[int]] | None:
+    ) -> tuple[Stage, list[int] | None] | None:
         """One layer of some rows, in a stage that the caller releases, and bytes read by row, or a
-        code. None where no stage came free in time."""
+        code, None where all of each was. None where no stage came free in time."""
         self._sessions.renew(self._rank.session_window)
         stage = self._take_stage(rows, chunk, layer.nbytes)
         if stage is None:
@@ -149,7 +149,7 @@ class ObjectReader:
             judge(rows, chunk if arrived is None else chunk[arrived], rows_at(stage, arrived))
         finally:
             self._rank.load_staging.release(stage)
-        return not all(code in TRANSPORT_CODES for code in codes)
+        return codes is None or not all(code in TRANSPORT_CODES for code in codes)
 
     def _take_stage(self, rows: Rows, chunk: Indices, nbytes: int) -> Stage | None:
         # Calls that were given up may still hold all of it.
@@ -159,17 +159,16 @@ class ObjectReader:
                 self._failures.add(rows, row, DEADLINE, "no staging memory is free")
         return stage
 
-    def _read(self, rows: Rows, chunk: Indices, stage: Stage, offset: int) -> list[int]:
-        """Fill a stage from ``offset`` of the objects on; bytes read by row, or a code."""
+    def _read(self, rows: Rows, chunk: Indices, stage: Stage, offset: int) -> list[int] | None:
+        """Fill a stage from ``offset`` of the objects on; bytes read by row, or a code. None where
+        all of it was filled."""
         keys = rows.keys_of(chunk)
         call = self._rank.store.get_ranges
         codes = self._rank.move_stage(self._channel, call, keys, stage, None, offset)
-        if codes != [stage.row_nbytes] * len(keys):
-            if min(codes) < 0:
-                codes = self._read_lapsed(keys, codes, stage, offset)
-            if max(codes) <= 0:
-                return codes
-        self._breaker.succeeded()
+        if codes is not None and min(codes) < 0:
+            codes = self._read_lapsed(keys, codes, stage, offset)
+        if codes is None or max(codes) > 0:
+            self._breaker.succeeded()
         return codes
 
     def _read_lapsed(
@@ -192,8 +191,8 @@ class ObjectReader:
             offset,
         )
         codes = list(codes)
-        for row, code in zip(again, retried, strict=True):
-            codes[row] = code
+        for position, row in enumerate(again):
+            codes[row] = stage.row_nbytes if retried is None else retried[position]
         return codes
 
 
@@ -203,11 +202,11 @@ def _live(rows: Rows, indices: Indices) -> Indices:
 
 
 def get_layer(
-    read: Callable[[Rows, Indices, Stage, int], list[int]],
+    read: Callable[[Rows, Indices, Stage, int], list[int] | None],
     rows: Rows,
     chunk: Indices,
     stage: Stage,
     layer: ObjectLayer,
-) -> list[int]:
+) -> list[int] | None:
     """Read one layer of some rows to a stage."""
     return read(rows, chunk, stage, layer.offset)

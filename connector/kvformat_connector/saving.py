@@ -256,18 +256,17 @@ class SaveStep:
         """Store rows of a stage, those at ``positions`` or all; rows that fail are dropped."""
         moved = chunk if positions is None else chunk[positions]
         keys = rows.keys_of(moved)
-        nbytes = stage.row_nbytes
         totals = self._rank.move_stage(
             self._channel, self._rank.store.put_ranges, keys, stage, positions, offset
         )
-        if totals == [nbytes] * len(keys):
+        if totals is None:
             return
         self._drop(
             rows,
             {
                 row: min(code, int(Code.TRANSFER_FAILED)) if code >= 0 else code
                 for row, code in zip(moved.tolist(), totals, strict=True)
-                if code != nbytes
+                if code != stage.row_nbytes
             },
         )
 

@@ -135,9 +135,7 @@ class Worker:
             self._damaged.poll()
         if self._rank is None or not plan.requests:
             return
-        if is_usable:
-            self._publish_manifests(plan)
-        self._begin_saves(plan, is_usable)
+        # First: what is loaded is waited for.
         layerwise = [step for step in plan.requests if step.load_mode == "layerwise"]
         if any(step.loads for step in layerwise):
             if self._options.chunk_prefix_reload:
@@ -156,6 +154,9 @@ class Worker:
             self._loads.start()
         if len(layerwise) < len(plan.requests):
             self._begin_bulk(plan)
+        if is_usable:
+            self._publish_manifests(plan)
+        self._begin_saves(plan, is_usable)
 
     def wait_layer(self, layer_name: str) -> None:
         """Return when a layer's loads are in memory and verified, or have failed."""

@@ -88,3 +88,16 @@ def test_the_depth_follows_queue_and_buffers() -> None:
     assert follow(Depth(None, clock), clock, **times, num_queued=5, free_nbytes=350) == 4
     assert follow(Depth(None, clock), clock, **times, num_queued=5, free_nbytes=0) == 2
     assert follow(Depth(7, clock), clock, **times, num_queued=1, free_nbytes=0) == 7
+
+
+def test_layers_are_asked_for_in_batches_where_buffers_are_free() -> None:
+    """Twice as many as are needed ahead, never more than there is room for; a fixed number is
+    what it says."""
+    clock = Clock()
+    for free_nbytes, expected in ((1 << 40, 8), (600, 6), (0, 2)):
+        depth = Depth(None, clock)
+        follow(depth, clock, compute_s=0.01, transfer_s=0.0299, free_nbytes=free_nbytes)
+        assert depth.num_layers_at_once == expected
+    fixed = Depth(3, clock)
+    follow(fixed, clock, compute_s=0.01, transfer_s=9.0)
+    assert fixed.num_layers_at_once == 3

@@ -209,6 +209,7 @@ def test_stored_blocks_are_announced_once_they_are_visible() -> None:
     """vLLM's own event for each committed block, with its tokens and parent; a block in two shards
     when both are there; nothing for a block that nobody planned."""
     from vllm.distributed.kv_events import BlockStored
+    from vllm.lora.request import LoRARequest
     from vllm.v1.core.kv_cache_utils import BlockHash, maybe_convert_block_hash
 
     from kvformat_connector.events import StoredEvents
@@ -222,11 +223,15 @@ def test_stored_blocks_are_announced_once_they_are_visible() -> None:
         block_size=4,
         hashes_per_block=2,
         window=0,
-        prefixes=("a/", "b/"),
+        parts=("a/", "b/"),
+        block_nbytes=0,
     )
     hashes = [bytes([index]) * 32 for index in range(5)]
     request = SimpleNamespace(
-        request_id="r", block_hashes=hashes, all_token_ids=list(range(100, 111))
+        request_id="r",
+        block_hashes=hashes,
+        all_token_ids=list(range(100, 111)),
+        lora_request=LoRARequest("adapter", 3, "/adapter"),
     )
     events = StoredEvents([need], 2)
     events.track(request)
@@ -243,4 +248,11 @@ def test_stored_blocks_are_announced_once_they_are_visible() -> None:
     assert second.parent_block_hash == maybe_convert_block_hash(BlockHash(hashes[1]))
     assert (second.token_ids, second.block_size) == ([104, 105, 106, 107], 4)
     assert second.medium == "STORAGE"
+    assert (second.lora_id, second.lora_name) == (3, "adapter")
+    assert events.take() == []
+    # What the weights before an update computed is announced no more.
+    events.track(request)
+    events.planned(StepPlan(requests=[RequestStep(request_id="r", saves=saves)]))
+    events.clear()
+    events.stored([StoredBlock(0, hashes[1])] * 2)
     assert events.take() == []

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from real_engine import PROMPTS, Servers, hits, tokens
@@ -48,10 +50,18 @@ def test_made_up_weights_need_an_identity(servers: Servers, tmp_path: Path) -> N
         ("file:///nowhere", {"tenants": "a"}, "config_unknown"),
         ("file:///nowhere", {"lookup_window": "32"}, "config_value"),
         ("file:///nowhere", {"replica_num": 2}, "config_conflict"),
+        ("file:///nowhere", {"discard_partial_chunks": False}, "config_unsupported"),
         ("gopher://nowhere", {}, "config_value"),
         ("mooncake://127.0.0.1:1", {}, "store_unavailable"),
     ],
-    ids=["unknown option", "wrong type", "contradiction", "unknown store", "unreachable store"],
+    ids=[
+        "unknown option",
+        "wrong type",
+        "contradiction",
+        "unsupported value",
+        "unknown store",
+        "unreachable store",
+    ],
 )
 def test_a_configuration_that_cannot_work_stops_the_start(
     servers: Servers, store: str, options: dict[str, object], reason: str
@@ -97,9 +107,47 @@ def test_where_engines_have_graphs_options_are_read_before_the_model(
     assert found is reason
 
 
-def test_what_is_not_built_yet_is_refused_by_name(servers: Servers, tmp_path: Path) -> None:
-    """A known option whose other value isn't built stops the start, and is named."""
-    store = f"file://{tmp_path / 'store'}"
-    report = servers.run(store=store, prompts=[], options={"verify": "header"})
-    assert report.error_reason == "config_unsupported"
-    assert "'verify'" in report.error
+@pytest.mark.parametrize(
+    ("policy", "weight_transfer", "named"),
+    [
+        ("recompute", None, []),
+        ("fail", None, ["kv_load_failure_policy"]),
+        ("recompute", "ipc", ["weight_transfer_config"]),
+    ],
+)
+def test_what_an_operator_must_know_is_said_at_the_start(
+    policy: str, weight_transfer: str | None, named: list[str]
+) -> None:
+    """A warning for the policy that ends requests with an error, and one for weights that will be
+    updated; none where there is nothing to say."""
+    from vllm.config import KVTransferConfig, VllmConfig, WeightTransferConfig
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+
+    from kvformat_connector import KVFormatConnector
+
+    transfer = KVTransferConfig(
+        kv_connector="KVFormatConnector",
+        kv_connector_module_path="kvformat_connector",
+        kv_role="kv_both",
+        kv_load_failure_policy=policy,
+        kv_connector_extra_config={"store": "memory://"},
+    )
+    config = VllmConfig(
+        kv_transfer_config=transfer,
+        weight_transfer_config=(
+            None if weight_transfer is None else WeightTransferConfig(backend=weight_transfer)
+        ),
+    )
+    said: list[str] = []
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append(record.getMessage())
+
+    listener = Listener(logging.WARNING)
+    logging.getLogger("kvformat_connector").addHandler(listener)
+    try:
+        KVFormatConnector(config, KVConnectorRole.SCHEDULER, SimpleNamespace(kv_cache_groups=[]))
+    finally:
+        logging.getLogger("kvformat_connector").removeHandler(listener)
+    assert [text.split(" ")[0] for text in said] == named

@@ -190,12 +190,13 @@ def config_values(config: Any) -> dict[str, ConfigValue]:
 def adapter_settings(lora_config: Any) -> str:
     """The settings that change what an adapter computes, as ``" name=value"`` each, for its
     identity."""
-    return "".join(
-        f" {name}={leaf}"
+    settings = " ".join(
+        f"{name}={leaf}"
         for field, value in sorted(_fields_of(lora_config))
         if field not in IGNORED_ADAPTER_FIELDS
         for name, leaf in _flatten(field, value, 0)
     )
+    return f" {_short(settings)}"
 
 
 def _without_repetition(values: dict[str, ConfigValue]) -> dict[str, ConfigValue]:

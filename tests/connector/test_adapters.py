@@ -59,19 +59,20 @@ def serve(engine: SimulatedEngine, lora: LoRARequest | None, name: str = "r") ->
     return engine.serve(Request(name, TOKENS, lora_request=lora)).num_hit_tokens
 
 
+@pytest.mark.parametrize("use_layerwise", [True, False])
 def test_an_adapter_hits_its_own_blocks_and_nobody_elses(
-    store: FaultyStore, tmp_path: Path
+    store: FaultyStore, tmp_path: Path, use_layerwise: bool
 ) -> None:
     """The hashes are equal in all cases: the same files hit, wherever they lie; other files of the
     same name, and the base model, do not."""
     first = LoRARequest(save_adapter(tmp_path / "a"))
     other = LoRARequest(save_adapter(tmp_path / "b", b"b"))
     moved = LoRARequest(shutil.copytree(tmp_path / "a", tmp_path / "moved"))
-    assert serve(SimulatedEngine(store), first) == 0
-    assert serve(SimulatedEngine(store), other) == 0
-    assert serve(SimulatedEngine(store), None) == 0
-    for lora in (first, other, moved, None):
-        assert serve(SimulatedEngine(store), lora) == NUM_HITS
+    for num_hits, loras in ((0, (first, other, None)), (NUM_HITS, (first, other, moved, None))):
+        for lora in loras:
+            engine = SimulatedEngine(store, use_layerwise=use_layerwise)
+            assert serve(engine, lora) == num_hits
+            assert engine.counters.snapshot().get("load.blocks", 0) == num_hits // BLOCK_SIZE
 
 
 def test_adapters_and_the_base_model_share_a_step(store: FaultyStore, tmp_path: Path) -> None:

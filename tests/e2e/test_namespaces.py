@@ -10,6 +10,7 @@ from real_engine import COMMITS, NUM_BLOCKS, PROMPTS, Servers, hits, tokens
 
 from kvformat_connector.demo.engines import Update
 from kvformat_connector.demo.storage import read_contents
+from kvformat_connector.engine import hash_has_adapter_path
 
 pytestmark = pytest.mark.vllm
 
@@ -35,6 +36,11 @@ def test_an_adapter_is_told_by_its_files(servers: Servers, tmp_path: Path) -> No
     base, first, second = tokens(cold)[0], tokens(cold)[1], tokens(other)[1]
     assert tokens(other)[0] == base
     assert len({tuple(base), tuple(first), tuple(second)}) == 3
+
+
+def test_block_hashes_hold_the_path_of_an_adapter() -> None:
+    """So one name may stand for one adapter after another, each under its own path."""
+    assert hash_has_adapter_path()
 
 
 def test_updated_weights_load_nothing_of_those_before(

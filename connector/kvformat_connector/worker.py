@@ -139,8 +139,10 @@ class Worker:
         layerwise = [step for step in plan.requests if step.load_mode == "layerwise"]
         if any(step.loads for step in layerwise):
             if self._options.chunk_prefix_reload:
-                # What the chunk before stored may not be visible yet.
+                # What the chunk before stored may not be visible yet, and what several ranks hold
+                # alike another one may have stored.
                 self.settle(self._deadline_s)
+                merge_over_tensor_ranks(self._ranks, set())
             self._loads = LoadStep(
                 self._rank,
                 self._rank.rows_to_get(layerwise),

@@ -9,6 +9,7 @@ from faulty_store import FaultyStore
 from simulated_engine import BLOCK_SIZE, Request, SimulatedEngine
 
 from kvformat.stores.protocol import Code
+from kvformat_connector import worker
 
 TOKENS = [(1 + index) % 250 for index in range(27)]
 NUM_FULL = 6
@@ -59,8 +60,18 @@ def test_an_engine_that_forgets_nothing_computes_the_same(
     assert engine.serve(Request("r", TOKENS), chunk=chunk).kv == expected
 
 
-def test_a_chunk_waits_for_what_the_chunk_before_stores(expected: list[list[bytes]]) -> None:
-    """Commits come after the step: the next one opens nothing before they are done."""
+def test_a_chunk_waits_for_what_the_chunk_before_stores(
+    expected: list[list[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Commits come after the step: the next one opens nothing before they are done on every tensor
+    rank, because ranks that hold the same bytes store them in turns."""
+    merged: list[int] = []
+
+    def merge(ranks: object, request_ids: set[str]) -> set[str]:
+        merged.append(len(times))
+        return request_ids
+
+    monkeypatch.setattr(worker, "merge_over_tensor_ranks", merge)
     engine = forgetful(FaultyStore(), chunk_prefix_reload=True)
     settle, times = engine.worker.settle, []
 
@@ -71,7 +82,10 @@ def test_a_chunk_waits_for_what_the_chunk_before_stores(expected: list[list[byte
 
     engine.worker.settle = settle_late  # type: ignore[method-assign]
     assert engine.serve(Request("r", TOKENS), chunk=CHUNK).kv == expected
-    assert len([timeout_s for timeout_s in times if timeout_s != 10]) == 3
+    assert [timeout_s for timeout_s in times if timeout_s != 10] == [5.0] * 3
+    # Right after the connector's own waits, which follow the engine's of the step before; and once
+    # a step that has loaded, as ever.
+    assert [merged.count(number) for number in (2, 4, 6)] == [2, 2, 2]
 
 
 def test_a_reload_that_fails_is_computed_and_loaded_again(expected: list[list[bytes]]) -> None:

@@ -41,15 +41,12 @@ class Depth:
         """A layer has been waited for: it computes from now on."""
         self._waited_at = self._clock()
 
-    def computed(self, num_queued: int, free_nbytes: int) -> None:
-        """The next layer is asked for, while ``num_queued`` are yet to arrive and ``free_nbytes``
-        of staging memory are free."""
+    def computed(self) -> None:
+        """The next layer is asked for."""
         if self._waited_at is not None:
             elapsed = self._clock() - self._waited_at
             self._compute_s += _WEIGHT * (elapsed - self._compute_s)
             self._waited_at = None
-            if not self._is_fixed:
-                self._adapt(num_queued, free_nbytes)
 
     def transferred(self, nbytes: int, seconds: float) -> None:
         """A layer of so many bytes has arrived, after so long."""
@@ -61,9 +58,13 @@ class Depth:
         """What comes between two steps is no computation of a layer."""
         self._waited_at = None
 
-    def _adapt(self, num_queued: int, free_nbytes: int) -> None:
+    def adapt(self, num_queued: int, free_nbytes: int) -> None:
+        """Follow what was measured, while ``num_queued`` layers are yet to arrive and
+        ``free_nbytes`` of staging memory are free."""
+        if self._is_fixed or not self._compute_s:
+            return
         needed_s = max(self._peak_s, num_queued * self._transfer_s)
-        ahead = math.ceil(needed_s / max(self._compute_s, 1e-6))
+        ahead = math.ceil(needed_s / self._compute_s)
         num_free = free_nbytes // max(self._layer_nbytes, 1)
         self.num_layers = min(max(min(ahead, num_free), _MIN_LAYERS) + 1, _MAX_LAYERS)
         more = min(self.num_layers, max(0, num_free - self.num_layers))

@@ -107,15 +107,18 @@ class LoadStep:
         self._awaited.add(position)
         if self._is_given_up:
             return
-        staging = self._rank.load_staging
-        self._depth.computed(
-            num_queued=self._num_allowed - self._num_ready,
-            free_nbytes=staging.max_nbytes - staging.num_taken_nbytes,
-        )
-        if position + 1 + self._depth.num_layers > self._num_allowed:
-            self._allow(position + 1 + self._depth.num_layers_at_once)
-        self._wait_ready(position + 1)
-        self._depth.waited()
+        depth = self._depth
+        depth.computed()
+        if position + 1 + depth.num_layers > self._num_allowed:
+            staging = self._rank.load_staging
+            depth.adapt(
+                num_queued=self._num_allowed - self._num_ready,
+                free_nbytes=staging.max_nbytes - staging.num_taken_nbytes,
+            )
+            self._allow(position + 1 + depth.num_layers_at_once)
+        if self._num_ready <= position:
+            self._wait_ready(position + 1)
+        depth.waited()
 
     def finish(self) -> LoadOutcome:
         """Say what failed, when everything has been read and every session ended."""

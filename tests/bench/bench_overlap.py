@@ -20,7 +20,7 @@ from kvformat.stores.memory import MemoryStore
 
 NUM_LAYERS = 16
 NUM_BLOCKS = 8
-NUM_ROUNDS = 5
+NUM_ROUNDS = 9
 
 
 class SlowStore(MemoryStore):

@@ -64,7 +64,8 @@ def follow(
         depth.waited()
         clock.now += compute_s
         depth.transferred(100, transfer_s)
-        depth.computed(num_queued, free_nbytes)
+        depth.computed()
+        depth.adapt(num_queued, free_nbytes)
     return depth.num_layers
 
 

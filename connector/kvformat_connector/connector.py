@@ -22,7 +22,7 @@ from kvformat.errors import ConfigError, Reason
 from kvformat.fingerprint import manifest
 from kvformat.key import layout_namespace, namespace_prefix
 from kvformat_connector.adapters import Adapters
-from kvformat_connector.config import directions, parse_options
+from kvformat_connector.config import directions, parse_options, parse_range_debug
 from kvformat_connector.engine import (
     adopt_layout,
     derive_layout,
@@ -235,6 +235,7 @@ class KVFormatConnector(KVConnectorBase_V1, SupportsHMA):
         """Layer hooks can't be captured in a full graph."""
         # An engine with graphs asks long before it loads a model: time to say what is wrong.
         parse_options(extra_config)
+        parse_range_debug()
         return True
 
     # Both roles

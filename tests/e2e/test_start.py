@@ -72,17 +72,21 @@ def test_a_configuration_that_cannot_work_stops_the_start(
 
 
 @pytest.mark.parametrize(
-    ("extra_config", "reason"),
+    ("extra_config", "range_debug", "reason"),
     [
-        ({"store": "memory://", "stor": "x"}, Reason.CONFIG_UNKNOWN),
-        ({"store": "memory://", "lookup_window": "32"}, Reason.CONFIG_VALUE),
-        ({"store": "memory://", "replica_num": 2}, Reason.CONFIG_CONFLICT),
-        ({}, Reason.CONFIG_MISSING),
-        ({"store": "memory://"}, None),
+        ({"store": "memory://", "stor": "x"}, None, Reason.CONFIG_UNKNOWN),
+        ({"store": "memory://", "lookup_window": "32"}, None, Reason.CONFIG_VALUE),
+        ({"store": "memory://", "replica_num": 2}, None, Reason.CONFIG_CONFLICT),
+        ({}, None, Reason.CONFIG_MISSING),
+        ({"store": "memory://"}, "yes", Reason.CONFIG_VALUE),
+        ({"store": "memory://"}, None, None),
     ],
 )
 def test_where_engines_have_graphs_options_are_read_before_the_model(
-    monkeypatch: pytest.MonkeyPatch, extra_config: dict[str, object], reason: Reason | None
+    monkeypatch: pytest.MonkeyPatch,
+    extra_config: dict[str, object],
+    range_debug: str | None,
+    reason: Reason | None,
 ) -> None:
     """vLLM asks whether the connector can be captured as soon as it has a configuration, so a wrong
     option needs no minutes of loading weights. (It doesn't ask on a CPU, which has no graphs.)"""
@@ -96,6 +100,8 @@ def test_where_engines_have_graphs_options_are_read_before_the_model(
         kv_role="kv_both",
         kv_connector_extra_config=extra_config,
     )
+    if range_debug is not None:
+        monkeypatch.setenv("KVFORMAT_RANGE_DEBUG", range_debug)
     found = None
     try:
         VllmConfig(

@@ -80,6 +80,7 @@ class SaveStep:
         #: How long this step may wait for stages that earlier puts still hold.
         self._wait_left_s = wait_s
         self._sessions = PutSessions(rank.store, channel)
+        self._is_opened = False
         self._may_commit_early = may_commit_early
         self._committed: set[int] = set()
         self._copied: list[Future[None]] = []
@@ -103,8 +104,9 @@ class SaveStep:
             self._written[id(row_list)] = np.zeros(num_ranges, bool)
 
     def start(self) -> None:
-        """Open the objects."""
-        self._channel.submit(self._guarded, self._open_objects)
+        """Open the objects, where they are stored while the step is computed."""
+        if self._rank.saves_overlap:
+            self._open_once()
 
     def put(self, address: LayerAddress) -> None:
         """Write one layer, now that the engine has computed it. Doing it twice is fine."""
@@ -160,6 +162,12 @@ class SaveStep:
             for rows in self._rows:
                 rows.live[:] = False
 
+    def _open_once(self) -> None:
+        # As late as may be: an open session keeps other writers out, and has an end.
+        if not self._is_opened:
+            self._is_opened = True
+            self._channel.submit(self._guarded, self._open_objects)
+
     def _open_objects(self) -> None:
         for rows in self._rows:
             nbytes = [rows.template.object_map.nbytes] * len(rows)
@@ -213,6 +221,8 @@ class SaveStep:
 
     def _store_held(self) -> None:
         held, self._held = self._held, []
+        if held:
+            self._open_once()
         for copied in held:
             self._take_checksums(copied)
             self._channel.submit(self._guarded, self._put_stage, copied)
@@ -333,8 +343,9 @@ class SaveStep:
 
     def _give_up(self) -> None:
         for rows in self._rows:
-            self._counters.add("save.too_old", len(rows.live_rows))
-            rows.live[:] = False
+            if id(rows) not in self._committed:
+                self._counters.add("save.too_old", len(rows.live_rows))
+                rows.live[:] = False
         self._sessions.close()
 
     def _drop(self, rows: Rows, codes: dict[int, int]) -> None:

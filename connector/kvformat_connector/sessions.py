@@ -102,7 +102,7 @@ class PutSessions:
     @property
     def are_too_old(self) -> bool:
         """Whether another writer may soon own what these sessions write to."""
-        return self._clock() - self._opened_at > MAX_PUT_SESSION_S
+        return bool(self._open) and self._clock() - self._opened_at > MAX_PUT_SESSION_S
 
     def commit(self, keys: Sequence[str]) -> list[int]:
         """Make objects visible; what can't be committed is revoked. Answers a code per key."""

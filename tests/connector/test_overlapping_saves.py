@@ -8,6 +8,8 @@ import pytest
 from faulty_store import FaultyStore
 from simulated_engine import Request, SimulatedEngine
 
+from kvformat_connector import sessions
+
 TOKENS = list(range(19))
 NUM_FULL = 4
 
@@ -60,3 +62,23 @@ def test_what_is_held_makes_room_for_the_rest_of_the_step() -> None:
     assert engine.worker.num_open_sessions == 0
     assert engine.worker._rank is not None
     assert engine.worker._rank.save_staging.wait_idle(10)
+
+
+def test_a_step_may_last_longer_than_a_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing is stored while the step is computed, nothing is opened either: no other
+    writer is kept out meanwhile, and a step longer than a put session may last is saved."""
+    monkeypatch.setattr(sessions, "MAX_PUT_SESSION_S", 0.2)
+    store = FaultyStore()
+    engine = SimulatedEngine(store)
+    opened = []
+
+    def look(layer_index: int) -> None:
+        time.sleep(0.1)
+        opened.append(store.calls["put_start"])
+
+    engine.before_layer = look
+    engine.serve(Request("r", TOKENS))
+    assert opened == [0, 0, 0]
+    counts = engine.counters.snapshot()
+    assert counts["save.blocks"] == NUM_FULL
+    assert "save.too_old" not in counts

@@ -94,8 +94,10 @@ class Worker:
         self._plan = StepPlan()
         self._loads: LoadStep | None = None
         self._saves: SaveStep | None = None
-        #: Saves of earlier steps that are not committed yet.
+        #: Saves of earlier steps that are not committed yet, and those that nobody waits for since
+        #: their channel was left behind.
         self._pending: list[SaveStep] = []
+        self._left_behind: list[SaveStep] = []
         self._save_wait_s = _SAVE_WAIT_S
         self._failed_block_ids: set[int] = set()
         self._tainted: set[str] = set()
@@ -215,7 +217,8 @@ class Worker:
         return report
 
     def settle(self, timeout_s: float) -> bool:
-        """Wait until all that was saved is committed or given up. False where it isn't in time."""
+        """Wait until all that was saved is committed or given up; what waits for a call that was
+        left behind is given up. False where it isn't in time."""
         deadline = self._clock() + timeout_s
         self._forget_done()
         while self._pending:
@@ -229,7 +232,9 @@ class Worker:
     @property
     def num_open_sessions(self) -> int:
         """Sessions that are open: 0 when the engine is idle and the store keeps up."""
-        saves = self._pending if self._saves is None else [*self._pending, self._saves]
+        saves = [*self._pending, *self._left_behind]
+        if self._saves is not None:
+            saves.append(self._saves)
         num_open = sum(step.num_open_sessions for step in saves)
         return num_open + (0 if self._rank is None else len(self._rank.open_gets))
 
@@ -276,7 +281,7 @@ class Worker:
         if held_by:
             self._counters.add(held_by, sum(len(blocks.block_hashes) for blocks in saves))
             return
-        pending = {key for step in self._pending for key in step.keys}
+        pending = {key for step in (*self._pending, *self._left_behind) for key in step.keys}
         rows = self._rank.rows_to_put(plan.requests, without=pending)
         if rows:
             self._saves = SaveStep(
@@ -359,26 +364,30 @@ class Worker:
 
     def _is_store_usable(self) -> bool:
         """Look after calls that hang; whether the store may be used in this step."""
+        self._forget_done()
         if self._pending:
-            self._forget_done()
             channel = self._save_channels.current
             if channel.call_age_s > self._deadline_s:
                 self._save_channels.leave(channel)
                 for step in self._pending:
                     step.give_back_stages()
+                self._left_behind += self._pending
+                self._pending = []
                 self._breaker.trip(f"saving: a call took more than {self._deadline_s:g} s")
         if not self._breaker.is_open:
             return True
         return self.num_left_behind <= _MAX_LEFT_BEHIND and self._breaker.poll()
 
     def _forget_done(self) -> None:
-        if self._pending:
-            if self._tells_stored:
-                self._stored += [
-                    block for step in self._pending if step.is_done for block in step.committed
-                ]
-            self._pending = [step for step in self._pending if not step.is_done]
-            self._counters.set("open_sessions", self.num_open_sessions)
+        if not self._pending and not self._left_behind:
+            return
+        if self._tells_stored:
+            for step in (*self._pending, *self._left_behind):
+                if step.is_done:
+                    self._stored += step.committed
+        self._pending = [step for step in self._pending if not step.is_done]
+        self._left_behind = [step for step in self._left_behind if not step.is_done]
+        self._counters.set("open_sessions", self.num_open_sessions)
 
     def _probe(self, suspects: Sequence[str]) -> bool:
         return self._rank is not None and probe_store(self._rank, suspects)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Iterator, Sequence
 
 import pytest
 from faulty_store import FaultyStore
@@ -10,6 +12,7 @@ from simulated_engine import BLOCK_SIZE, Request, SimulatedEngine
 
 from kvformat.stores.protocol import Code
 from kvformat_connector import worker
+from kvformat_connector.messages import StepPlan
 
 TOKENS = [(1 + index) % 250 for index in range(27)]
 NUM_FULL = 6
@@ -27,6 +30,43 @@ def forgetful(store: FaultyStore, **options: object) -> SimulatedEngine:
     engine = SimulatedEngine(store, **options)
     engine.forgets = True
     return engine
+
+
+def waits_of(engine: SimulatedEngine) -> list[tuple[float, bool]]:
+    """From now on the connector waits for commits, and the engine doesn't; its waits: the limit,
+    and whether all was settled by then."""
+    begin_step, settle = engine.worker.begin_step, engine.worker.settle
+    waits: list[tuple[float, bool]] = []
+
+    def settle_and_note(timeout_s: float) -> bool:
+        is_settled = settle(timeout_s)
+        waits.append((timeout_s, is_settled))
+        return is_settled
+
+    def begin(plan: StepPlan) -> None:
+        engine.worker.settle = settle_and_note  # type: ignore[method-assign]
+        begin_step(plan)
+        engine.worker.settle = lambda timeout_s: True  # type: ignore[method-assign]
+
+    engine.worker.begin_step = begin  # type: ignore[method-assign]
+    return waits
+
+
+@pytest.fixture
+def stuck() -> Iterator[threading.Event]:
+    """What a call that hangs waits for; the test's end ends it."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def step_until(engine: SimulatedEngine, *, is_open: bool) -> None:
+    """Steps of others, until the breaker is as it should be."""
+    deadline = time.monotonic() + 10
+    while engine.worker._breaker.is_open != is_open:
+        assert time.monotonic() < deadline
+        engine.step([])
+        time.sleep(0.005)
 
 
 def test_a_chunk_finds_the_chunks_before_it(expected: list[list[bytes]]) -> None:
@@ -68,24 +108,44 @@ def test_a_chunk_waits_for_what_the_chunk_before_stores(
     merged: list[int] = []
 
     def merge(ranks: object, request_ids: set[str]) -> set[str]:
-        merged.append(len(times))
+        merged.append(len(waits))
         return request_ids
 
     monkeypatch.setattr(worker, "merge_over_tensor_ranks", merge)
     engine = forgetful(FaultyStore(), chunk_prefix_reload=True)
-    settle, times = engine.worker.settle, []
-
-    def settle_late(timeout_s: float) -> bool:
-        times.append(timeout_s)
-        # The engine's own call after each step doesn't wait, the connector's does.
-        return timeout_s == 10 or settle(timeout_s)
-
-    engine.worker.settle = settle_late  # type: ignore[method-assign]
+    waits = waits_of(engine)
     assert engine.serve(Request("r", TOKENS), chunk=CHUNK).kv == expected
-    assert [timeout_s for timeout_s in times if timeout_s != 10] == [5.0] * 3
-    # Right after the connector's own waits, which follow the engine's of the step before; and once
-    # a step that has loaded, as ever.
-    assert [merged.count(number) for number in (2, 4, 6)] == [2, 2, 2]
+    assert waits == [(5.0, True)] * 3
+    # Right after each wait; and once a step that has loaded, as ever.
+    assert [merged.count(number) for number in (1, 2, 3)] == [2, 2, 2]
+
+
+def test_a_save_that_hangs_delays_no_later_chunk(
+    expected: list[list[bytes]], stuck: threading.Event
+) -> None:
+    """A put that never returns is left behind when its deadline is over. It still counts as a call,
+    a session and a stage, but nobody waits for it again."""
+    store = FaultyStore()
+    store.before["put_ranges"] = lambda keys: stuck.wait(60)
+    engine = SimulatedEngine(
+        store, chunk_prefix_reload=True, transfer_deadline_ms=150, breaker_retry_ms=1
+    )
+    settle = engine.worker.settle
+    waits = waits_of(engine)
+    other = Request("other", [99, *TOKENS[:8]])
+    engine.scheduler.match(other, 0)
+    engine.scheduler.allocated(other, 0)
+    engine.step([(other, engine.allocate(3), 0, 9)])
+    step_until(engine, is_open=True)
+    del store.before["put_ranges"]
+    step_until(engine, is_open=False)
+    assert engine.serve(Request("r", TOKENS), chunk=CHUNK).kv == expected
+    assert waits == [(0.15, True)] * 3
+    assert engine.counters.snapshot()["load.blocks"] == 2 + 4 + 6
+    assert settle(10)
+    assert (engine.worker.num_left_behind, engine.worker.num_open_sessions) == (1, 2)
+    assert engine.worker._rank is not None
+    assert engine.worker._rank.save_staging.num_taken_nbytes > 0
 
 
 def test_a_reload_that_fails_is_computed_and_loaded_again(expected: list[list[bytes]]) -> None:

@@ -171,9 +171,11 @@ def test_a_save_that_hangs_holds_no_step_up(
     until(lambda: engine.step([]) == set() and engine.worker._breaker.is_open)
     engine.serve(Request("d", [9, *TOKENS]))
     assert engine.counters.snapshot()["save.breaker_open"] == 7
-    valve.opened.set()
     assert settle(10)
-    until(lambda: not store.num_open_sessions)
+    assert engine.worker.num_left_behind == 1
+    valve.opened.set()
+    until(lambda: not store.num_open_sessions and not engine.worker.num_left_behind)
+    assert engine.worker.num_open_sessions == 0
     stored = [key for key in store.list() if not key.endswith("manifest")]
     assert len(stored) == (NUM_FULL if method == "put_commit" else 0)
 
@@ -221,7 +223,6 @@ def test_memory_of_puts_that_wait_behind_a_hanging_one_is_used_again(
     """Only the stage in the call itself is kept: a store that is back isn't short of memory."""
     store.before["put_ranges"] = valve
     engine = SimulatedEngine(store, **FAST)
-    settle = engine.worker.settle
     engine.worker.settle = lambda timeout_s: True  # type: ignore[method-assign]
     engine.serve(Request("c", TOKENS))
     staging = engine.worker._rank.save_staging  # type: ignore[union-attr]
@@ -230,8 +231,7 @@ def test_memory_of_puts_that_wait_behind_a_hanging_one_is_used_again(
     until(lambda: engine.step([]) == set() and engine.worker._breaker.is_open)
     assert staging.num_taken_nbytes == before // 3  # three layers, one of them in the call
     valve.opened.set()
-    assert settle(10)
-    assert staging.num_taken_nbytes == 0
+    until(lambda: not staging.num_taken_nbytes)
 
 
 def test_two_canaries_that_cannot_be_read_open_the_breaker(

@@ -137,7 +137,8 @@ def test_storage_that_is_killed_while_saving_holds_no_request_up() -> None:
         assert engine.serve(Request("d", TOKENS)).kv == EXPECTED
         assert "save.blocks" not in engine.counters.snapshot()
         pool.start("client")
-        until(lambda: settle(1.0), 60)  # the call that hangs takes a second for each object
+        # The call that hangs takes a second for each object.
+        until(lambda: not engine.worker.num_left_behind, 60)
         engine.worker.settle = settle  # type: ignore[method-assign]
         until_used_again(engine)
         expect_idle(engine)

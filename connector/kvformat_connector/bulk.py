@@ -85,7 +85,8 @@ class BulkLoads:
             return
         load.channel = self._channels[self._num_started % _NUM_CHANNELS].current
         self._num_started += 1
-        self._lane.post(self._rank.device.wait, self._rank.device.mark())
+        # The engine may still be writing to blocks that it has dealt out again.
+        self._lane.post(self._guarded, load, self._rank.device.wait, self._rank.device.mark())
         load.channel.post(self._run, load)
 
     def poll(self) -> list[BulkOutcome]:
@@ -215,6 +216,8 @@ class BulkLoads:
         self, load: _Load, rows: Rows, chunk: Indices, stage: Stage, codes: list[int]
     ) -> None:
         try:
+            if not rows.num_live:
+                return
             what = "the object can't be read"
             arrived = expect_nbytes(load.failures, rows, chunk, codes, stage.row_nbytes, what)
             found = chunk if arrived is None else chunk[arrived]

@@ -272,6 +272,8 @@ class LoadStep:
         self, rows: Rows, layer: ObjectLayer, chunk: Indices, stage: Stage, codes: list[int] | None
     ) -> None:
         try:
+            if not rows.num_live:
+                return
             what = f"group {layer.group} layer {layer.layer}: the range can't be read"
             arrived = expect_nbytes(self._failures, rows, chunk, codes, layer.nbytes, what)
             found = chunk if arrived is None else chunk[arrived]

@@ -29,10 +29,13 @@ logger = logging.getLogger(__name__)
 
 #: Calls in flight: two keep a storage node busy that one doesn't.
 _NUM_CHANNELS: Final = 2
+#: Why a row failed whose KV was computed with weights that the engine has no more.
+_WEIGHTS_CHANGED: Final = "weights_changed"
 
 
 class BulkOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """One request whose loads are over, and what of them failed."""
+    """One request whose loads are over, and what of them failed. ``block_hashes`` name objects that
+    can't be trusted."""
 
     request_id: str
     block_ids: set[int]
@@ -101,11 +104,12 @@ class BulkLoads:
         self._loads = [load for load in self._loads if load not in over]
         return [self._outcome(load) for load in over]
 
-    def void_all(self, reason: str, detail: str) -> None:
-        """No load that isn't over is of any use. Each is still named when it is over: until then
-        its blocks may be written to."""
+    def void_all(self) -> None:
+        """The engine has other weights: no load that isn't over is of any use. Each is still named
+        when it is over: until then its blocks may be written to."""
         for load in self._loads:
-            load.failures.add_all(load.rows, reason, detail)
+            detail = "the weights were changed meanwhile"
+            load.failures.add_all(load.rows, _WEIGHTS_CHANGED, detail)
 
     @property
     def num_loads(self) -> int:
@@ -132,7 +136,10 @@ class BulkLoads:
         return BulkOutcome(
             request_id=load.request_id,
             block_ids={id_ for f in failures for id_ in f.rows.block_ids_of(f.row)},
-            block_hashes=[f.rows.block_hashes[f.row] for f in failures],
+            # Other objects of that name, of the weights since, are as good as any.
+            block_hashes=[
+                f.rows.block_hashes[f.row] for f in failures if f.reason != _WEIGHTS_CHANGED
+            ],
             suspects=suspects_among(failures),
         )
 

@@ -24,13 +24,16 @@ from kvformat.key import layout_namespace, namespace_prefix
 from kvformat_connector.adapters import Adapters
 from kvformat_connector.config import directions, parse_options, parse_range_debug
 from kvformat_connector.engine import (
+    LoadedAdapters,
     adopt_layout,
+    can_watch_adapters,
     derive_layout,
     describe_stage,
     gather_stages,
     hash_has_adapter_path,
     require_same_layout,
     stage_ranks,
+    watch_adapters,
 )
 from kvformat_connector.events import StoredEvents
 from kvformat_connector.identity import NextWeights
@@ -148,7 +151,10 @@ class KVFormatConnector(KVConnectorBase_V1, SupportsHMA):
                 )
             if getattr(vllm_config, "weight_transfer_config", None) is not None:
                 logger.warning("%s", _WEIGHTS_MAY_CHANGE)
+        self._loaded_adapters = LoadedAdapters()
         if is_worker:
+            if vllm_config.lora_config is not None and can_watch_adapters():
+                watch_adapters(self._loaded_adapters)
             stage = describe_stage(vllm_config, kv_cache_config)
             if self._ranks.num_stages == 1:
                 self._start(derive_layout(vllm_config, kv_cache_config, options, [stage]))
@@ -193,6 +199,7 @@ class KVFormatConnector(KVConnectorBase_V1, SupportsHMA):
                 self._counters,
                 rank=self._rank,
                 ranks=self._ranks,
+                adapters=self._loaded_adapters,
                 tells_stored=self._publishes_events,
                 may_save=may_save,
             )
@@ -201,7 +208,17 @@ class KVFormatConnector(KVConnectorBase_V1, SupportsHMA):
         lora_config = self._vllm_config.lora_config
         if lora_config is None:
             return Adapters()
-        return Adapters(adapter_settings(lora_config), hash_has_path=hash_has_adapter_path())
+        can_watch = can_watch_adapters()
+        if not can_watch:
+            logger.warning(
+                "this engine doesn't tell which LoRA adapters it loads: requests that use one are "
+                "neither loaded nor saved"
+            )
+        return Adapters(
+            adapter_settings(lora_config),
+            hash_has_path=hash_has_adapter_path(),
+            can_watch=can_watch,
+        )
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -348,7 +365,7 @@ class KVFormatConnector(KVConnectorBase_V1, SupportsHMA):
         self, request: Request, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
         num_tokens = self.scheduler.match(request, num_computed_tokens)
-        return num_tokens, num_tokens > 0 and self.scheduler.loads_in_bulk(request.request_id)
+        return num_tokens, bool(num_tokens) and self.scheduler.loads_in_bulk(request.request_id)
 
     def update_state_after_alloc(
         self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int

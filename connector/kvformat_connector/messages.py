@@ -57,6 +57,9 @@ class RequestStep(msgspec.Struct, frozen=True, kw_only=True):
 
     ``shared_block_ids`` are blocks that another request loads in this step and this one reads: if
     one of them fails, what this request computes is as wrong as what the other one does.
+
+    ``adapter_number`` is the engine's ``lora_int_id``, 0 where there is no adapter: what was loaded
+    under it must be what ``variant`` names.
     """
 
     request_id: str
@@ -65,6 +68,7 @@ class RequestStep(msgspec.Struct, frozen=True, kw_only=True):
     load_mode: LoadMode = "layerwise"
     saves: list[BlockList] = []
     shared_block_ids: list[int] = []
+    adapter_number: int = 0
 
 
 class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,7 +96,8 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     promised for a while, and where in memory garbage stands for them.
 
     ``store_down[rank]`` is told when it changes: while it's true the rank loads and saves nothing.
-    ``stored`` is told where the engine publishes cache events.
+    ``stored`` is told where the engine publishes cache events. ``changed_adapters`` are the numbers
+    of adapters that are not what the scheduler takes them for.
     """
 
     numbers: dict[int, int] = {}
@@ -100,6 +105,7 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     failed_block_ids: list[int] = []
     store_down: dict[int, bool] = {}
     stored: list[StoredBlock] = []
+    changed_adapters: list[int] = []
 
 
 def merge_reports(first: WorkerReport, second: WorkerReport) -> WorkerReport:
@@ -110,6 +116,7 @@ def merge_reports(first: WorkerReport, second: WorkerReport) -> WorkerReport:
         failed_block_ids=[*first.failed_block_ids, *second.failed_block_ids],
         store_down={**first.store_down, **second.store_down},
         stored=[*first.stored, *second.stored],
+        changed_adapters=[*first.changed_adapters, *second.changed_adapters],
     )
 
 

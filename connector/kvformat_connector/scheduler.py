@@ -30,7 +30,7 @@ class _Request(msgspec.Struct):
 
     block_hashes: Sequence[bytes]  #: the engine's own list: it grows as tokens come
     variant: Variant
-    lora_request: Any
+    adapter_number: int
     num_saved_tokens_max: int
     num_prompt_tokens: int
     block_ids: BlockIds = ()
@@ -49,8 +49,8 @@ class _Asked(msgspec.Struct, frozen=True):
     variant: Variant | None
     num_local_tokens: int
     num_usable_tokens: int
-    reason: str
-    load_mode: LoadMode
+    reason: str = ""
+    load_mode: LoadMode = "layerwise"
 
 
 class Scheduler:
@@ -111,16 +111,23 @@ class Scheduler:
         #: own prefix cache, when the request that was to recompute them is gone.
         self._garbage: set[int] = set()
 
-    def match(self, request: Any, num_local_tokens: int) -> int:
+    def match(self, request: Any, num_local_tokens: int) -> int | None:
         """Tokens after the first ``num_local_tokens`` that can be loaded: whole blocks, and never
-        the last token, which the engine must compute to have something to sample from."""
+        the last token, which the engine must compute to have something to sample from. None while
+        it isn't known what the request is computed with."""
+        variant: Variant | None = Variant(self._weights)
+        if request.lora_request is not None:
+            adapter = self._adapters.identity(request.request_id, request.lora_request)
+            if adapter is None:
+                return None
+            variant = Variant(self._weights, adapter) if adapter else None
         if not self._may_load:
+            self._asked[request.request_id] = _Asked(variant, num_local_tokens, num_local_tokens)
             return 0
         num_hashed = len(request.block_hashes) * self._hash_block_size
         limit = min(num_hashed, request.num_tokens - 1) // self._unit * self._unit
         first = end = num_local_tokens
         reason = "unaligned"
-        variant = self._variant_of(request)
         if variant is None:
             reason = "adapter"
         elif any(self._store_down.values()):
@@ -156,19 +163,23 @@ class Scheduler:
         request_id = request.request_id
         # What was asked while it waited is spent; after a preemption it is asked anew.
         self._lookup.forget(request_id)
+        self._adapters.forget(request_id)
         asked = self._asked.pop(request_id, None)
-        if asked is not None:
+        if asked is None and request_id in self._requests:
+            return  # it has been loaded in bulk, and is scheduled now
+        if asked is not None and self._may_load:
             self._count_misses(asked, request.num_tokens, num_external_tokens)
-        first = 0 if asked is None else asked.num_local_tokens
-        # Not asked again: what was promised is of this variant.
-        variant = self._variant_of(request) if asked is None else asked.variant
-        if variant is None:
+        if asked is None or asked.variant is None:
+            # Nobody can tell what its blocks are computed with, or what they hold since the weights
+            # have changed.
+            self._requests.pop(request_id, None)
             self._counters.add("requests.not_stored")
             return
+        first, variant = asked.num_local_tokens, asked.variant
         made = self._requests[request_id] = _Request(
             block_hashes=request.block_hashes,
             variant=variant,
-            lora_request=request.lora_request,
+            adapter_number=request.lora_request.lora_int_id if variant.adapter else 0,
             num_saved_tokens_max=self._num_saved_tokens_max(request),
             num_prompt_tokens=request.num_prompt_tokens,
             first_loaded=first,
@@ -178,7 +189,7 @@ class Scheduler:
         )
         self._counters.add("lookup.hit_tokens", num_external_tokens)
         made.end_loaded = first
-        if asked is None or asked.load_mode == "layerwise":
+        if asked.load_mode == "layerwise":
             made.end_loaded += num_external_tokens
         elif num_external_tokens:
             assert block_ids is not None
@@ -188,6 +199,7 @@ class Scheduler:
                     variant=variant,
                     loads=self._loads(made, block_ids(), first, first + num_external_tokens),
                     load_mode="bulk",
+                    adapter_number=made.adapter_number,
                 )
             )
 
@@ -234,6 +246,7 @@ class Scheduler:
     def finished(self, request_id: str) -> None:
         """The request is over, however it ended."""
         self._lookup.forget(request_id)
+        self._adapters.forget(request_id)
         self._asked.pop(request_id, None)
         self._requests.pop(request_id, None)
 
@@ -263,10 +276,13 @@ class Scheduler:
         self._distrusted.add(report.failed_hashes)
         self._store_down.update(report.store_down)
         self._garbage.update(report.failed_block_ids)
+        for number in report.changed_adapters:
+            self._adapters.distrust(number)
         self._counters.add("lookup.broken_promises", len(report.failed_hashes))
 
     def close(self) -> None:
-        """Close the store."""
+        """End the threads, and close the store."""
+        self._adapters.close()
         self._store.close()
 
     @property
@@ -283,13 +299,6 @@ class Scheduler:
             f"lookup.miss_tokens.{asked.reason}", usable_end - first - num_external_tokens
         )
         self._counters.add("lookup.miss_tokens.tail", num_tokens - usable_end)
-
-    def _variant_of(self, request: Any) -> Variant | None:
-        """What a request is computed with; None where nobody can tell."""
-        if request.lora_request is None:
-            return Variant(self._weights)
-        adapter = self._adapters.identity(request.lora_request)
-        return Variant(self._weights, adapter) if adapter else None
 
     def _num_saved_tokens_max(self, request: Any) -> int:
         if not self._may_save:
@@ -322,13 +331,16 @@ class Scheduler:
         if saves and self._rests_on_garbage(request, num_computed):
             self._counters.add("save.on_garbage", sum(len(made.block_hashes) for made in saves))
             saves = []
-        if saves and request.lora_request and not self._is_still_its_adapter(request):
-            self._counters.add("save.adapter_changed", sum(len(b.block_hashes) for b in saves))
-            saves = []
         self._plan_reload(request, num_computed, num_tokens, end if saves else 0)
         if not loads and not saves:
             return None
-        return RequestStep(request_id=request_id, variant=request.variant, loads=loads, saves=saves)
+        return RequestStep(
+            request_id=request_id,
+            variant=request.variant,
+            loads=loads,
+            saves=saves,
+            adapter_number=request.adapter_number,
+        )
 
     def _plan_reload(
         self, request: _Request, num_computed: int, num_tokens: int, end_saved: int
@@ -340,10 +352,6 @@ class Scheduler:
             known = max(known, end_saved // self._unit * self._unit)
         is_last = num_computed + num_tokens >= request.num_prompt_tokens
         request.end_loaded = 0 if is_last else min(known, request.num_reloaded_tokens_max)
-
-    def _is_still_its_adapter(self, request: _Request) -> bool:
-        # An engine that loads an adapter anew computes running requests with it from then on.
-        return self._adapters.is_still(request.lora_request, request.variant.adapter)
 
     def _loads(
         self, request: _Request, block_ids: BlockIds, first: int, end: int

@@ -7,14 +7,18 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+import msgspec
+
 from kvformat.layout import Layout
 from kvformat.stores.protocol import Store
+from kvformat_connector.adaptercheck import mistaken_requests
 from kvformat_connector.breaker import Breaker
 from kvformat_connector.bulk import BulkLoads
 from kvformat_connector.config import Options
 from kvformat_connector.damaged import Damaged
 from kvformat_connector.depth import Depth
 from kvformat_connector.engine import (
+    LoadedAdapters,
     Ranks,
     derive_placement,
     layer_addresses,
@@ -41,8 +45,6 @@ _SAVE_WAIT_S: Final = 1.0
 #: Calls that hang at once; each keeps a thread and the memory it was given.
 _MAX_LEFT_BEHIND: Final = 3
 _CLOSE_LIMIT_S: Final = 5.0
-#: Why a row failed whose KV was computed with weights that the engine has no more.
-WEIGHTS_CHANGED: Final = "weights_changed"
 
 
 class Worker:
@@ -57,6 +59,7 @@ class Worker:
         *,
         rank: int = 0,
         ranks: Ranks | None = None,
+        adapters: LoadedAdapters | None = None,
         tells_stored: bool = False,
         may_save: bool = True,
         clock: Callable[[], float] = time.monotonic,
@@ -67,6 +70,7 @@ class Worker:
         self._counters = counters
         self._rank_number = rank
         self._ranks = ranks or Ranks()
+        self._adapters = adapters or LoadedAdapters()
         self._clock = clock
         self._tells_stored = tells_stored
         self._stored: list[StoredBlock] = []
@@ -130,8 +134,10 @@ class Worker:
         loads after the last layer of a step in which it doesn't know of any."""
         self.end_step()
         if plan.weights != self._plan.weights and self._bulk is not None:
-            self._bulk.void_all(WEIGHTS_CHANGED, "the weights were changed meanwhile")
+            self._bulk.void_all()
         self._plan = plan
+        if any(step.adapter_number for step in plan.requests):
+            self._plan = plan = self._without_mistaken(plan)
         is_usable = self._is_store_usable()
         if is_usable and self._damaged is not None:
             self._damaged.poll()
@@ -256,6 +262,34 @@ class Worker:
                 thread.close(max(0.0, deadline - self._clock()))
         self._store.close()
 
+    def _without_mistaken(self, plan: StepPlan) -> StepPlan:
+        """A request that is computed with another adapter than the scheduler takes it for loads and
+        saves nothing, on any of the ranks that compute on each other's results."""
+        found = mistaken_requests(self._adapters, plan.requests)
+        mistaken = merge_over_tensor_ranks(self._ranks, found.request_ids)
+        if not mistaken:
+            return plan
+        failed: set[int] = set()
+        for step in plan.requests:
+            if step.request_id not in mistaken:
+                continue
+            num_saves = sum(len(blocks.block_hashes) for blocks in step.saves)
+            num_loads = sum(len(blocks.block_hashes) for blocks in step.loads)
+            self._counters.add("save.adapter_changed", num_saves)
+            self._counters.add("rejected.adapter_changed", num_loads)
+            block_ids = {id_ for blocks in step.loads for ids in blocks.block_ids for id_ in ids}
+            if step.load_mode == "bulk":
+                self._received.add(step.request_id)
+                self._fail_bulk(step.request_id, block_ids)
+            else:
+                failed |= block_ids
+        self._add_report(WorkerReport(changed_adapters=found.changed_adapters))
+        # The objects are as good as they were, for whoever has their adapter.
+        outcome = LoadOutcome(block_ids=failed, request_ids=mistaken, block_hashes=[], suspects=[])
+        self._tainted |= self._note_failures(outcome)
+        kept = [step for step in plan.requests if step.request_id not in mistaken]
+        return msgspec.structs.replace(plan, requests=kept)
+
     def _publish_manifests(self, plan: StepPlan) -> None:
         assert self._rank is not None
         now = self._clock()
@@ -346,14 +380,17 @@ class Worker:
         for outcome in self._bulk.poll():
             self._received.add(outcome.request_id)
             self._suspect(outcome.suspects)
-            if not outcome.block_hashes:
+            if not outcome.block_ids:
                 continue
-            if fails_by_block(self._layout):
-                self._failed_block_ids |= outcome.block_ids
-            else:
-                self._failed_requests.add(outcome.request_id)
+            self._fail_bulk(outcome.request_id, outcome.block_ids)
             # Nothing was computed on these blocks, so there is no garbage to tell of.
             self._add_report(WorkerReport(failed_hashes=outcome.block_hashes))
+
+    def _fail_bulk(self, request_id: str, block_ids: set[int]) -> None:
+        if fails_by_block(self._layout):
+            self._failed_block_ids |= block_ids
+        else:
+            self._failed_requests.add(request_id)
 
     def _suspect(self, keys: Sequence[str]) -> None:
         if self._damaged is not None:

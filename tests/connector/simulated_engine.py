@@ -18,7 +18,7 @@ from kvformat.key import Namespace, layout_namespace
 from kvformat.layout import Group, HashRecipe, Identity, Layer, Layout, ShardGrid, component
 from kvformat.stores.protocol import Store
 from kvformat_connector.config import Options, parse_options
-from kvformat_connector.engine import Ranks
+from kvformat_connector.engine import LoadedAdapters, Ranks
 from kvformat_connector.loadpolicy import load_policy
 from kvformat_connector.messages import WorkerReport
 from kvformat_connector.scheduler import Scheduler
@@ -126,7 +126,12 @@ class SimulatedEngine:
         self.scheduler = Scheduler(
             self.layout, store, self.options, self.counters, load_policy=policy
         )
-        self.worker = Worker(self.layout, store, self.options, self.counters)
+        #: What the engine has loaded: adapters, when it is told to or a request needs them.
+        self.loaded_adapters = LoadedAdapters()
+        self._adapter_numbers: set[int] = set()
+        self.worker = Worker(
+            self.layout, store, self.options, self.counters, adapters=self.loaded_adapters
+        )
         dtype = np.dtype(np.float32 if "32" in self._dtype() else np.float16)
         self.memory = {
             layer.name: np.zeros((NUM_BLOCKS, NUM_HEADS, BLOCK_SIZE, 2 * HEAD_SIZE), dtype)
@@ -147,7 +152,7 @@ class SimulatedEngine:
     def serve(self, request: Request, *, chunk: int = 1 << 30) -> Served:
         """Serve one request in prefill chunks of at most ``chunk`` tokens; failed loads are
         recomputed, as vLLM does with ``kv_load_failure_policy=recompute``."""
-        hit = self.scheduler.match(request, 0)
+        hit = self.match(request)
         waits = bool(hit) and self.scheduler.loads_in_bulk(request.request_id)
         block_ids = self.allocate(-(-request.num_tokens // BLOCK_SIZE))
         self.scheduler.allocated(request, hit, lambda: (block_ids,))
@@ -172,6 +177,20 @@ class SimulatedEngine:
                 computed = bad[0] * BLOCK_SIZE
         self.scheduler.finished(request.request_id)
         return Served(self.kv_of(request, block_ids), hit, failed_block_ids)
+
+    def match(self, request: Request, num_local_tokens: int = 0) -> int:
+        """What is promised to a request, asked for until it's known."""
+        deadline = time.monotonic() + 30
+        while (found := self.scheduler.match(request, num_local_tokens)) is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        return found
+
+    def load_adapter(self, lora_request: object) -> None:
+        """Load an adapter, or load it again."""
+        number, path = lora_request.lora_int_id, lora_request.lora_path  # type: ignore[attr-defined]
+        self._adapter_numbers.add(number)
+        self.loaded_adapters.load(number, path, lambda: None)
 
     def receive(self, request_id: str) -> set[int]:
         """Steps without the request, until it has been loaded; answers the blocks that failed."""
@@ -204,6 +223,10 @@ class SimulatedEngine:
         when the next step is scheduled before this one's outcome is known.
         """
         plan = self.scheduler.plan_step(self._output(scheduled))
+        for request, *_ in scheduled:
+            lora = request.lora_request
+            if lora is not None and lora.lora_int_id not in self._adapter_numbers:  # type: ignore[attr-defined]
+                self.load_adapter(lora)
         self.worker.begin_step(plan)
         for index, name in enumerate(self.memory):
             self.before_layer(index)

@@ -6,6 +6,7 @@ import os
 import shutil
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,8 +16,14 @@ from simulated_engine import BLOCK_SIZE, Request, SimulatedEngine
 
 from kvformat.fingerprint import parse_manifest
 from kvformat.key import BlockKey, ManifestKey, format_key, parse_key
-from kvformat_connector import adapters as adapters_module
+from kvformat_connector import adapterfiles
+from kvformat_connector import worker as worker_module
+from kvformat_connector.adaptercheck import mistaken_requests
 from kvformat_connector.adapters import Adapters
+from kvformat_connector.engine import LoadedAdapters
+from kvformat_connector.messages import RequestStep
+from kvformat_connector.namespaces import Variant
+from kvformat_connector.scheduler import Scheduler
 
 TOKENS = [index % 250 for index in range(1, 28)]
 NUM_HITS = 6 * BLOCK_SIZE
@@ -47,6 +54,16 @@ def change(folder: Path, fill: bytes) -> None:
     before = path.stat().st_mtime_ns
     path.write_bytes(fill * 5_000)
     os.utime(path, ns=(before + 10**9, before + 10**9))
+
+
+def identity(adapters: Adapters, lora: LoRARequest) -> str:
+    """What a request that comes now is told, when it's known."""
+    deadline = time.monotonic() + 30
+    while (found := adapters.identity("r", lora)) is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    adapters.forget("r")
+    return found
 
 
 @pytest.fixture
@@ -86,7 +103,7 @@ def test_adapters_and_the_base_model_share_a_step(store: FaultyStore, tmp_path: 
         scheduled = []
         for index, lora in enumerate([*loras, None]):
             request = Request(f"r{index}", TOKENS, lora_request=lora)
-            assert engine.scheduler.match(request, 0) == num_hits
+            assert engine.match(request) == num_hits
             engine.scheduler.allocated(request, num_hits)
             scheduled.append((request, engine.allocate(7), num_hits, len(TOKENS) - num_hits))
         assert engine.step(scheduled) == set()
@@ -98,7 +115,7 @@ def test_adapters_and_the_base_model_share_a_step(store: FaultyStore, tmp_path: 
         data = store.get(format_key(ManifestKey(namespace)))
         assert data is not None
         found.add(parse_manifest(data, namespace.fingerprint).identity.adapter)
-    assert found == {"", *(Adapters().identity(lora) for lora in loras)}
+    assert found == {"", *(identity(Adapters(), lora) for lora in loras)}
     assert all(text == "" or text.startswith("digest:") for text in found)
 
 
@@ -112,8 +129,8 @@ def test_adapters_and_the_base_model_share_a_step(store: FaultyStore, tmp_path: 
 )
 def test_files_tell_an_adapter(tmp_path: Path, changed: dict[str, object], is_same: bool) -> None:
     """Weights and configuration count, in every byte of a small file."""
-    first = Adapters().identity(LoRARequest(save_adapter(tmp_path / "a")))
-    second = Adapters().identity(LoRARequest(save_adapter(tmp_path / "b", **changed)))  # type: ignore[arg-type]
+    first = identity(Adapters(), LoRARequest(save_adapter(tmp_path / "a")))
+    second = identity(Adapters(), LoRARequest(save_adapter(tmp_path / "b", **changed)))  # type: ignore[arg-type]
     assert first.startswith("digest:")
     assert (first == second) is is_same
 
@@ -121,11 +138,12 @@ def test_files_tell_an_adapter(tmp_path: Path, changed: dict[str, object], is_sa
 def test_what_an_adapter_computes_also_depends_on_the_engine(tmp_path: Path) -> None:
     """Settings, and how experts' weights are read, are part of the identity."""
     path = save_adapter(tmp_path / "a")
-    plain = Adapters().identity(LoRARequest(path))
+    plain = identity(Adapters(), LoRARequest(path))
     assert (
-        Adapters(" lora_dtype=float16").identity(LoRARequest(path)) == f"{plain} lora_dtype=float16"
+        identity(Adapters(" lora_dtype=float16"), LoRARequest(path))
+        == f"{plain} lora_dtype=float16"
     )
-    assert Adapters().identity(LoRARequest(path, is_3d_lora_weight=True)) != plain
+    assert identity(Adapters(), LoRARequest(path, is_3d_lora_weight=True)) != plain
 
 
 @pytest.mark.parametrize("missing", ["adapter_config.json", "adapter_model.safetensors", ""])
@@ -167,21 +185,116 @@ def test_an_adapter_that_changes_while_it_is_served_is_not_pooled_any_more(
     assert serve(SimulatedEngine(store), lora) == NUM_HITS
 
 
-def test_a_running_request_saves_nothing_once_its_adapter_has_changed(
+def test_a_running_request_saves_nothing_once_its_adapter_is_loaded_anew(
     store: FaultyStore, tmp_path: Path
 ) -> None:
-    """From the change on the engine may compute with the new files: the next chunk isn't saved
-    under the old ones."""
+    """Files that change change nothing that is loaded. When the engine loads them, the next chunk
+    is saved neither under the old ones nor under the new ones."""
     lora = LoRARequest(save_adapter(tmp_path / "a"))
     engine = SimulatedEngine(store)
     request = Request("r", TOKENS, lora_request=lora)
-    engine.scheduler.match(request, 0)
+    engine.match(request)
     engine.scheduler.allocated(request, 0)
     engine.step([(request, engine.allocate(7), 0, 9)])
     change(tmp_path / "a", b"b")
-    engine.step([(request, None, 9, 18)])
+    engine.step([(request, None, 9, 8)])
+    engine.load_adapter(lora)
+    engine.step([(request, None, 17, 10)])
     counts = engine.counters.snapshot()
-    assert (counts["save.blocks"], counts["save.adapter_changed"]) == (2, 4)
+    assert (counts["save.blocks"], counts["save.adapter_changed"]) == (4, 2)
+
+
+@pytest.mark.parametrize("use_layerwise", [True, False])
+@pytest.mark.parametrize("is_stored", [True, False])
+def test_an_adapter_that_was_loaded_before_its_files_changed_is_not_pooled(
+    store: FaultyStore, tmp_path: Path, use_layerwise: bool, is_stored: bool
+) -> None:
+    """The engine loads an adapter before its first request, and computes with what it has loaded:
+    nothing is loaded or saved under the files that are there when the request comes, also when
+    they keep their time and size. The scheduler learns it, and other engines are not disturbed."""
+    lora = LoRARequest(save_adapter(tmp_path / "a"))
+    engine = SimulatedEngine(store, use_layerwise=use_layerwise)
+    engine.load_adapter(lora)
+    file = tmp_path / "a" / "adapter_model.safetensors"
+    before = file.stat()
+    file.write_bytes(b"b" * 5_000)
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    if is_stored:
+        assert serve(SimulatedEngine(store), lora) == 0
+    num_keys = len(list(store.list("")))
+    served = engine.serve(Request("r1", TOKENS, lora_request=lora))
+    assert len(served.failed_block_ids) == 6 * is_stored
+    counts = engine.counters.snapshot()
+    assert counts.get("rejected.adapter_changed", 0) == 6 * is_stored
+    assert counts["save.adapter_changed"] == 6
+    assert serve(engine, lora, "r2") == 0
+    assert engine.counters.snapshot()["requests.not_stored"] == 1
+    assert len(list(store.list(""))) == num_keys
+    other = SimulatedEngine(store, use_layerwise=use_layerwise)
+    assert serve(other, lora) == NUM_HITS * is_stored
+
+
+def test_an_adapter_is_loaded_while_its_files_change(tmp_path: Path) -> None:
+    """Nobody can tell what was read."""
+    lora = LoRARequest(save_adapter(tmp_path / "a"))
+    loaded = LoadedAdapters()
+    loaded.load(1, lora.lora_path, lambda: change(tmp_path / "a", b"b"))
+    assert loaded.digest(1) == ""
+    loaded.load(2, lora.lora_path, lambda: None)
+    assert loaded.digest(2) == identity(Adapters(), lora)
+    assert loaded.digest(3) is None
+
+
+def test_an_engine_that_tells_no_loads_pools_no_adapter(tmp_path: Path) -> None:
+    """Without a watcher, what an engine has loaded is not known."""
+    assert Adapters(can_watch=False).identity("r", LoRARequest(save_adapter(tmp_path / "a"))) == ""
+    loaded = LoadedAdapters()
+    step = RequestStep(request_id="r", variant=Variant("", "digest:0"), adapter_number=1)
+    assert mistaken_requests(loaded, [step]) == ({"r"}, [])
+
+
+def test_what_one_rank_has_loaded_otherwise_no_rank_saves(
+    store: FaultyStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks compute on each other's results: a rank with the right adapter saves nothing where
+    another one has a wrong one."""
+    monkeypatch.setattr(worker_module, "merge_over_tensor_ranks", lambda ranks, names: {"r"})
+    engine = SimulatedEngine(store)
+    assert serve(engine, LoRARequest(save_adapter(tmp_path / "a"))) == 0
+    assert engine.counters.snapshot()["save.adapter_changed"] == 6
+    assert list(store.list("")) == []
+
+
+def test_a_preempted_request_forgets_its_old_adapter(store: FaultyStore, tmp_path: Path) -> None:
+    """Asked anew under an adapter that nobody can tell, it loads nothing again of what its chunks
+    before were given."""
+    engine = SimulatedEngine(store, chunk_prefix_reload=True)
+    lora = LoRARequest(save_adapter(tmp_path / "a"))
+    request = Request("r", TOKENS, lora_request=lora)
+    engine.match(request)
+    engine.scheduler.allocated(request, 0)
+    blocks = engine.allocate(7)
+    engine.step([(request, blocks, 0, 8)])
+    engine.step([(request, None, 8, 8)])
+    num_loaded = engine.counters.snapshot()["load.blocks"]
+    change(tmp_path / "a", b"b")
+    assert engine.match(request) == 0
+    engine.scheduler.allocated(request, 0)
+    assert engine.scheduler.num_requests == 0
+    engine.step([(request, blocks, 0, 16)])
+    engine.step([(request, None, 16, 11)])
+    assert engine.counters.snapshot()["load.blocks"] == num_loaded
+
+
+def test_an_engine_that_only_saves_tells_adapters_too(store: FaultyStore, tmp_path: Path) -> None:
+    """It is asked like any other and promises nothing; what it saves has the adapter's name."""
+    engine = SimulatedEngine(store)
+    engine.scheduler = Scheduler(
+        engine.layout, store, engine.options, engine.counters, may_load=False
+    )
+    lora = LoRARequest(save_adapter(tmp_path / "a"))
+    assert serve(engine, lora, "r1") == serve(engine, lora, "r2") == 0
+    assert serve(SimulatedEngine(store), lora) == NUM_HITS
 
 
 @pytest.mark.parametrize(
@@ -200,45 +313,92 @@ def test_a_name_or_number_stands_for_one_adapter(
     """A number that stood for other files may still do so in the engine; a name may in its prefix
     cache, where block hashes hold no path."""
     adapters = Adapters(hash_has_path=hash_has_path)
-    assert adapters.identity(LoRARequest(save_adapter(tmp_path / "a")))
-    found = adapters.identity(LoRARequest(save_adapter(tmp_path / "b", b"b"), **second))  # type: ignore[arg-type]
+    assert identity(adapters, LoRARequest(save_adapter(tmp_path / "a")))
+    found = identity(adapters, LoRARequest(save_adapter(tmp_path / "b", b"b"), **second))  # type: ignore[arg-type]
     assert bool(found) is is_told
 
 
 def test_a_digest_is_taken_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files are read when an adapter is first met, and never for asking again."""
     read = []
-    digest = adapters_module.adapter_digest
+    digest = adapterfiles.adapter_digest
     monkeypatch.setattr(
-        adapters_module, "adapter_digest", lambda *args: read.append(args) or digest(*args)
+        adapterfiles, "adapter_digest", lambda *args: read.append(args) or digest(*args)
     )
     lora = LoRARequest(save_adapter(tmp_path / "a"))
     adapters = Adapters()
-    identity = adapters.identity(lora)
-    assert adapters.identity(lora) == identity
-    assert adapters.is_still(lora, identity)
+    assert identity(adapters, lora) == identity(adapters, lora)
     assert len(read) == 1
 
 
-def test_the_engine_does_not_wait_for_a_slow_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Requests are served without the store until the digest is there, and with it from then on."""
-    is_readable = threading.Event()
-    digest = adapters_module.adapter_digest
-    monkeypatch.setattr(
-        adapters_module, "adapter_digest", lambda *args: is_readable.wait(30) and digest(*args)
-    )
+class StuckDisk:
+    """Folders are listed when the test says so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.may_answer = threading.Event()
+        self.asked: list[str] = []
+        signature = adapterfiles.signature
+
+        def answer(path: str) -> adapterfiles.Signature:
+            self.asked.append(path)
+            assert self.may_answer.wait(30)
+            return signature(path)
+
+        monkeypatch.setattr(adapterfiles, "signature", answer)
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[StuckDisk]:
+    disk = StuckDisk(monkeypatch)
+    yield disk
+    disk.may_answer.set()
+
+
+def test_the_engine_does_not_wait_for_a_disk(tmp_path: Path, disk: StuckDisk) -> None:
+    """A request is asked about again while its adapter isn't known, and each time costs nothing
+    more. After the limit it is served without the store, and so are those that come then, without
+    anything queued for them; when the disk is back, so are adapters."""
     lora = LoRARequest(save_adapter(tmp_path / "a"))
-    adapters = Adapters(wait_s=0.01)
-    assert adapters.identity(lora) == ""
-    assert adapters.identity(lora) == ""
-    is_readable.set()
+    now = [0.0]
+    adapters = Adapters(limit_s=2.0, clock=lambda: now[0])
+    assert [adapters.identity("r1", lora) for _ in range(100)] == [None] * 100
+    now[0] = 2.0
+    assert adapters.identity("r1", lora) == ""
+    assert adapters.identity("r2", lora) == ""
+    assert len(disk.asked) == 1
+    disk.may_answer.set()
     for _ in range(3000):
-        if adapters.identity(lora):
+        if found := identity(adapters, lora):
             break
         time.sleep(0.01)
-    assert adapters.identity(lora) == Adapters().identity(lora)
+    assert found == identity(Adapters(), lora)
+
+
+def test_a_request_waits_for_its_adapter_outside_of_the_batch(
+    store: FaultyStore, tmp_path: Path, disk: StuckDisk
+) -> None:
+    """It is promised nothing, not even nothing, until it's known what it is computed with."""
+    engine = SimulatedEngine(store)
+    request = Request("r", TOKENS, lora_request=LoRARequest(save_adapter(tmp_path / "a")))
+    assert engine.scheduler.match(request, 0) is None
+    disk.may_answer.set()
+    assert engine.match(request) == 0
+    engine.scheduler.finished("r")
+    assert engine.scheduler._adapters._looks == {}
+
+
+def test_the_thread_that_reads_adapters_ends_with_the_scheduler(
+    store: FaultyStore, tmp_path: Path
+) -> None:
+    """Closed with the scheduler, when it has read what it reads."""
+    engine = SimulatedEngine(store)
+    assert serve(engine, LoRARequest(save_adapter(tmp_path / "a"))) == 0
+    thread = engine.scheduler._adapters._lane._thread
+    assert thread is not None
+    assert thread.is_alive()
+    engine.scheduler.close()
+    thread.join(30)
+    assert not thread.is_alive()
 
 
 def test_a_large_adapter_is_sampled(tmp_path: Path) -> None:
@@ -251,7 +411,7 @@ def test_a_large_adapter_is_sampled(tmp_path: Path) -> None:
         with weights.open("wb") as file:
             file.write(first)
             file.truncate(nbytes)
-        found.append(Adapters().identity(LoRARequest(str(path))))
+        found.append(identity(Adapters(), LoRARequest(str(path))))
     assert all(found)
     assert len(set(found)) == 3
 

@@ -99,6 +99,29 @@ def test_a_waiting_request_is_asked_about_anew(store: FaultyStore) -> None:
     assert engine.scheduler.match(request, 0) == 0
 
 
+@pytest.mark.parametrize("num_local_tokens", [0, 2 * BLOCK_SIZE])
+def test_a_request_that_was_loaded_before_saves_nothing_after(
+    store: FaultyStore, num_local_tokens: int
+) -> None:
+    """It waited outside of the batch for whole objects, and is scheduled after the change: its
+    blocks hold KV of the old weights, which is saved under neither."""
+    hits(SimulatedEngine(store), "cold")
+    engine = SimulatedEngine(store, use_layerwise=False)
+    num_keys = len(list(store.list("")))
+    request = Request("r", TOKENS)
+    promised = engine.match(request, num_local_tokens)
+    assert num_local_tokens + promised == NUM_HITS
+    blocks = engine.allocate(7)
+    engine.scheduler.allocated(request, promised, lambda: (blocks,))
+    assert engine.receive("r") == set()
+    engine.scheduler.change_weights("private:1")
+    engine.scheduler.allocated(request, 0, lambda: (blocks,))
+    engine.step([(request, blocks, num_local_tokens, 27 - num_local_tokens)])
+    assert "save.blocks" not in engine.counters.snapshot()
+    assert engine.counters.snapshot()["requests.not_stored"] == 1
+    assert len(list(store.list(""))) == num_keys
+
+
 class SlowStore(MemoryStore):
     """Whole objects arrive when the test says so."""
 
@@ -141,6 +164,10 @@ def test_a_load_that_the_change_overtakes_has_failed() -> None:
     assert received == {"r"}
     assert worker.take_failed_block_ids() == set(block_ids[:6])
     assert engine.counters.snapshot()["rejected.weights_changed"] == 6
+    # The same blocks of the new weights are as good as any.
+    report = worker.take_report()
+    assert report is not None
+    assert report.failed_hashes == []
 
 
 def output() -> SimpleNamespace:

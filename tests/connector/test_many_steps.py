@@ -75,11 +75,13 @@ def test_a_request_that_comes_back_while_its_old_put_is_pending() -> None:
     engine.worker.settle = lambda timeout_s: True  # type: ignore[method-assign]
     expected = SimulatedEngine(FaultyStore()).serve(Request("reference", TOKENS)).kv
     request = Request("same", TOKENS)
+    engine.scheduler.match(request, 0)
     engine.scheduler.allocated(request, 0)
     engine.step([(request, engine.allocate(7), 0, 27)])
     for array in engine.memory.values():
         array[:] = 5
     table = engine.allocate(7)
+    engine.scheduler.match(request, 0)
     engine.scheduler.allocated(request, 0)
     engine.step([(request, table, 0, 27)])
     engine.scheduler.finished("same")

@@ -94,6 +94,7 @@ def test_what_is_cached_locally_is_not_promised_again(
 def test_a_step_saves_the_blocks_that_become_full_in_it(engine: SimulatedEngine) -> None:
     """Chunks that end inside blocks: each block is saved once, when its last token is computed."""
     request = Request("r", prompt(14))
+    engine.scheduler.match(request, 0)
     engine.scheduler.allocated(request, 0)
     seen = []
     computed = 0
@@ -118,6 +119,7 @@ def test_blocks_with_generated_tokens_are_saved_only_on_request(store: FaultySto
     for options, expected in (({}, []), ({"save_decode_blocks": True}, [("r", [5])])):
         engine = SimulatedEngine(store, **options)
         request = Request("r", prompt(8), num_prompt_tokens=6)
+        engine.scheduler.match(request, 0)
         engine.scheduler.allocated(request, 0)
         plan(engine, scheduled_new_reqs=[new(request, [4, 5])], num_scheduled_tokens={"r": 6})
         cached = SimpleNamespace(
@@ -167,6 +169,7 @@ def test_a_resumed_request_uses_its_new_blocks(engine: SimulatedEngine, store: F
 def test_blocks_that_come_with_a_later_chunk_are_added(engine: SimulatedEngine) -> None:
     """A running request that gets more blocks keeps the ones it has."""
     request = Request("r", prompt(12))
+    engine.scheduler.match(request, 0)
     engine.scheduler.allocated(request, 0)
     plan(engine, scheduled_new_reqs=[new(request, [1])], num_scheduled_tokens={"r": 4})
     cached = SimpleNamespace(
@@ -183,6 +186,7 @@ def test_a_request_that_reads_what_another_one_loads_says_so(
     first, second = Request("a", prompt(9)), Request("b", [*prompt(4), *prompt(5, 99)])
     publish(engine, store, first, 2)
     engine.scheduler.allocated(first, engine.scheduler.match(first, 0))
+    engine.scheduler.match(second, 0)
     engine.scheduler.allocated(second, 0)
     made = plan(
         engine,
@@ -199,6 +203,7 @@ def test_nothing_is_kept_of_a_request_that_is_over(
     """Finished, aborted while waiting, aborted while running, never seen: nothing remains."""
     waiting, running = Request("w", prompt(9)), Request("r", prompt(9))
     engine.scheduler.match(waiting, 0)
+    engine.scheduler.match(running, 0)
     engine.scheduler.allocated(running, 0)
     plan(engine, scheduled_new_reqs=[new(running, [1, 2, 3])], num_scheduled_tokens={"r": 4})
     for request_id in ("w", "r", "unknown"):
@@ -235,6 +240,7 @@ def test_roles_limit_what_is_promised_and_saved(store: FaultyStore) -> None:
 
     assert side(may_load=False).match(request, 0) == 0
     engine.scheduler = side(may_save=False)
+    engine.scheduler.match(request, 0)
     engine.scheduler.allocated(request, 0)
     made = plan(engine, scheduled_new_reqs=[new(request, [1, 2, 3])], num_scheduled_tokens={"r": 9})
     assert made.requests == []
@@ -266,7 +272,9 @@ def test_tokens_that_are_missed_are_counted_by_reason() -> None:
     failing.serve(Request("d", prompt))
     assert misses(failing) == {"store_failed": 3 * BLOCK_SIZE, "tail": 2}
     lora = SimulatedEngine(store)
-    lora.serve(Request("e", prompt, lora_request=SimpleNamespace(lora_path="/nowhere")))
+    lora.serve(
+        Request("e", prompt, lora_request=SimpleNamespace(lora_path="/nowhere", lora_int_id=1))
+    )
     assert misses(lora) == {"adapter": 3 * BLOCK_SIZE, "tail": 2}
     assert len(failing.counters.take().times["lookup"]) == 1
 

@@ -159,6 +159,7 @@ def test_each_group_saves_the_blocks_that_become_full_in_a_step() -> None:
     """Blocks of 4 and of 8 tokens; block ids of a window that are gone are skipped."""
     engine = Engine(FULL, WINDOW, group("full_attention", 8))
     asked = request(20)
+    engine.scheduler.match(asked, 0)
     engine.scheduler.allocated(asked, 0)
     plan = engine.step(asked, 4, 14, [1, 2, 3, 4, 5], [0, 0, 6, 7, 8], [9, 10, 11])
     assert saves_of(plan, engine) == {0: [2, 3, 4], 1: [6, 7], 2: [9, 10]}
@@ -174,6 +175,7 @@ def test_a_state_is_saved_when_a_step_ends_at_a_block(
     """A step leaves the state after its last token: nothing else is a state at a block's end."""
     engine = Engine(FULL, STATE)
     asked = request(20)
+    engine.scheduler.match(asked, 0)
     engine.scheduler.allocated(asked, 0)
     plan = engine.step(asked, computed, num_tokens, [1, 2, 3, 6, 7], [4, 5, 8])
     assert saves_of(plan, engine).get(1, []) == saved
@@ -184,6 +186,7 @@ def test_a_state_past_the_prompt_is_not_saved() -> None:
     state at the prompt's end was passed, not left."""
     engine = Engine(FULL, STATE)
     asked = Request("r", list(range(20)), num_prompt_tokens=16)
+    engine.scheduler.match(asked, 0)
     engine.scheduler.allocated(asked, 0)
     plan = engine.step(asked, 8, 12, [1, 2, 3, 6, 7], [4, 5, 8])
     assert saves_of(plan, engine) == {0: [3, 6]}

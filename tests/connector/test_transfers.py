@@ -418,6 +418,7 @@ def test_a_request_that_reads_anothers_failed_blocks_saves_nothing(store: Faulty
     hit = warm.scheduler.match(first, 0)
     table = warm.allocate(7)
     warm.scheduler.allocated(first, hit)
+    warm.scheduler.match(second, 0)
     warm.scheduler.allocated(second, 0)
     store.bend["get_start"] = lambda number, keys, codes: [Code.NOT_FOUND] * len(codes)
     failed = warm.step([(first, table, hit, 3), (second, [table[0], *warm.allocate(3)], 4, 9)])
@@ -460,14 +461,17 @@ def test_garbage_that_an_aborted_request_left_behind_is_not_built_upon(store: Fa
     warm.scheduler.finished("a")
     other = Request("b", [*TOKENS[:8], *prompt(9, 99)])
     other_table = [*table[:2], *warm.allocate(3)]
+    warm.scheduler.match(other, 0)
     warm.scheduler.allocated(other, 0)
     warm.step([(other, other_table, 8, 9)])
     assert warm.counters.snapshot()["save.on_garbage"] == 2
     assert "save.blocks" not in warm.counters.snapshot()
     again = Request("d", TOKENS)
+    warm.scheduler.match(again, 0)
     warm.scheduler.allocated(again, 0)
     warm.step([(again, table, 0, 27)])
     third = Request("e", [*TOKENS[:8], *prompt(9, 99)])
+    warm.scheduler.match(third, 0)
     warm.scheduler.allocated(third, 0)
     warm.step([(third, other_table, 8, 9)])
     assert warm.counters.snapshot()["save.blocks"] == 2

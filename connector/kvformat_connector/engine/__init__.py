@@ -4,6 +4,11 @@ The only package that knows how vLLM and vllm-ascend describe and lay out a KV c
 describe it refuses by name: a guess about bytes is never better than a miss.
 """
 
+from kvformat_connector.engine.adapterloads import (
+    LoadedAdapters,
+    can_watch_adapters,
+    watch_adapters,
+)
 from kvformat_connector.engine.derive import (
     adopt_layout,
     derive_layout,
@@ -24,9 +29,11 @@ from kvformat_connector.engine.ranks import (
 
 __all__ = [
     "LayerAddress",
+    "LoadedAdapters",
     "Ranks",
     "Replicas",
     "adopt_layout",
+    "can_watch_adapters",
     "derive_layout",
     "derive_placement",
     "describe_stage",
@@ -38,4 +45,5 @@ __all__ = [
     "replicas_of",
     "require_same_layout",
     "stage_ranks",
+    "watch_adapters",
 ]

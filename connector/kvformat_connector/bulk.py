@@ -20,7 +20,12 @@ from kvformat_connector.damaged import suspects_among
 from kvformat_connector.loading import count_failures
 from kvformat_connector.objectcheck import Checker, Failures, among, expect_nbytes, rows_at
 from kvformat_connector.objects import Indices, Rank, Rows
-from kvformat_connector.reading import DEADLINE, TRANSPORT_CODES, ObjectReader
+from kvformat_connector.reading import (
+    DEADLINE,
+    TRANSPORT_CODES,
+    ObjectReader,
+    fail_for_staging,
+)
 from kvformat_connector.staging import Stage
 from kvformat_connector.stats import Counters
 from kvformat_connector.transfer import Channel, Channels, Lane
@@ -181,9 +186,8 @@ class BulkLoads:
             for chunk in self._rank.chunks(rows.live_rows, nbytes, staging):
                 stage = staging.take(len(chunk), nbytes, self._deadline_s)
                 if stage is None:
-                    for row in chunk.tolist():
-                        load.failures.add(rows, row, DEADLINE, "no staging memory is free")
-                    continue
+                    fail_for_staging(load.failures, load.rows)
+                    return
                 try:
                     codes = self._read_chunk(load, rows, chunk, stage)
                 except BaseException:

@@ -262,7 +262,7 @@ class LoadStep:
                     return
 
     def _read_chunk(self, rows: Rows, layer: ObjectLayer, chunk: Indices) -> None:
-        if self._is_given_up:
+        if self._is_given_up or not rows.num_live:
             return
         found = self._reader.read_layer(rows, chunk, layer)
         if found is not None:

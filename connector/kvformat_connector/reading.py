@@ -77,7 +77,7 @@ class ObjectReader:
         """One layer of some rows, in a stage that the caller releases, and bytes read by row, or a
         code, None where all of each was. None where no stage came free in time."""
         self._sessions.renew(self._rank.session_window)
-        stage = self._take_stage(rows, chunk, layer.nbytes)
+        stage = self._take_stage(chunk, layer.nbytes)
         if stage is None:
             return None
         try:
@@ -105,7 +105,11 @@ class ObjectReader:
 
     def _header_chunks(self, rows: Rows, window: Indices) -> Iterator[Indices]:
         nbytes = rows.template.object_map.header_nbytes
-        return self._rank.chunks(_live(rows, window), nbytes, self._rank.load_staging)
+        for chunk in self._rank.chunks(_live(rows, window), nbytes, self._rank.load_staging):
+            # All of the load may have failed by now.
+            live = _live(rows, chunk)
+            if len(live):
+                yield live
 
     def _start(self, rows: Rows, chunk: Indices) -> Indices:
         """Open, or open again; the rows that could be."""
@@ -129,19 +133,19 @@ class ObjectReader:
             if self._read_headers(rows, chunk[:1], self._checker.take_headers):
                 self._breaker.succeeded()
             tried.append(rows.keys[int(chunk[0])])
-            chunk = chunk[1:]
+            chunk = _live(rows, chunk[1:])
         self._read_headers(rows, chunk, self._checker.take_headers)
 
     def _read_headers(
         self, rows: Rows, chunk: Indices, judge: Callable[[Rows, Indices, RowBytes], object]
     ) -> bool:
-        """Read and judge headers. False where the store could not be read from."""
+        """Read and judge headers. False where nothing was read."""
         if not len(chunk):
             return True
         nbytes = rows.template.object_map.header_nbytes
-        stage = self._take_stage(rows, chunk, nbytes)
+        stage = self._take_stage(chunk, nbytes)
         if stage is None:
-            return True
+            return False
         try:
             codes = self._read(rows, chunk, stage, 0)
             what = "the header can't be read"
@@ -151,12 +155,10 @@ class ObjectReader:
             self._rank.load_staging.release(stage)
         return codes is None or not all(code in TRANSPORT_CODES for code in codes)
 
-    def _take_stage(self, rows: Rows, chunk: Indices, nbytes: int) -> Stage | None:
-        # Calls that were given up may still hold all of it.
+    def _take_stage(self, chunk: Indices, nbytes: int) -> Stage | None:
         stage = self._rank.load_staging.take(len(chunk), nbytes, self._deadline_s)
         if stage is None:
-            for row in chunk.tolist():
-                self._failures.add(rows, row, DEADLINE, "no staging memory is free")
+            fail_for_staging(self._failures, self._rows)
         return stage
 
     def _read(self, rows: Rows, chunk: Indices, stage: Stage, offset: int) -> list[int] | None:
@@ -194,6 +196,12 @@ class ObjectReader:
         for position, row in enumerate(again):
             codes[row] = stage.row_nbytes if retried is None else retried[position]
         return codes
+
+
+def fail_for_staging(failures: Failures, all_rows: Sequence[Rows]) -> None:
+    """Fail a whole load that got no stage in time. Calls that were given up may hold all of the
+    memory for long, so no other row of it waits for any."""
+    failures.add_all(all_rows, DEADLINE, "no staging memory is free")
 
 
 def _live(rows: Rows, indices: Indices) -> Indices:

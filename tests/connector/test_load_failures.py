@@ -10,6 +10,7 @@ from faulty_store import FaultyStore
 from simulated_engine import Request, SimulatedEngine
 
 from kvformat_connector.objects import Rank
+from kvformat_connector.staging import Stage
 
 TOKENS = [(1 + index) % 250 for index in range(27)]
 NUM_FULL = 6
@@ -66,4 +67,34 @@ def test_blocks_that_the_device_may_still_write_are_not_written(
     assert "the device is gone" in engine.counters.rejections[0].detail
     assert written == []
     assert rank_of(engine).load_staging.num_taken_nbytes == 0
+    assert store.num_open_sessions == 0
+
+
+@pytest.mark.parametrize("limit", ["layerwise_session_blocks", "layerwise_max_transfer_blocks"])
+def test_a_load_waits_once_for_memory_that_others_hold(
+    store: FaultyStore, expected: list[list[bytes]], use_layerwise: bool, limit: str
+) -> None:
+    """Calls that were left behind hold all stages: the first one that doesn't come free in time
+    fails the load, however many windows and calls it would have taken."""
+    options = {limit: 1, "transfer_deadline_ms": 100}
+    engine = SimulatedEngine(store, use_layerwise=use_layerwise, **options)
+    staging = rank_of(engine).load_staging
+    held = staging.take(1, staging.max_nbytes)
+    assert held is not None
+    take, limits = staging.take, []
+
+    def note(num_rows: int, row_nbytes: int, timeout_s: float | None = None) -> Stage | None:
+        limits.append(timeout_s)
+        return take(num_rows, row_nbytes, timeout_s)
+
+    staging.take = note  # type: ignore[method-assign]
+    store.calls.clear()
+    served = engine.serve(Request("w", TOKENS))
+    assert (served.kv, len(served.failed_block_ids)) == (expected, NUM_FULL)
+    assert limits == [0.1]
+    assert engine.counters.snapshot()["rejected.deadline"] == NUM_FULL
+    assert store.calls["get_start"] <= 1
+    assert not engine.worker._breaker.is_proven(60)
+    staging.release(held)
+    assert staging.num_taken_nbytes == 0
     assert store.num_open_sessions == 0

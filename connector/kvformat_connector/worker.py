@@ -138,19 +138,21 @@ class Worker:
         self._plan = plan
         if any(step.adapter_number for step in plan.requests):
             self._plan = plan = self._without_mistaken(plan)
+        layerwise = [step for step in plan.requests if step.load_mode == "layerwise"]
+        has_loads = any(step.loads for step in layerwise)
+        if has_loads and self._options.chunk_prefix_reload:
+            # What the chunk before stored may not be visible yet, and what several ranks hold alike
+            # another one may have stored.
+            self.settle(self._deadline_s)
+            merge_over_tensor_ranks(self._ranks, set())
+        # After that wait, in which a call may have taken too long.
         is_usable = self._is_store_usable()
         if is_usable and self._damaged is not None:
             self._damaged.poll()
         if self._rank is None or not plan.requests:
             return
         # First: what is loaded is waited for.
-        layerwise = [step for step in plan.requests if step.load_mode == "layerwise"]
-        if any(step.loads for step in layerwise):
-            if self._options.chunk_prefix_reload:
-                # What the chunk before stored may not be visible yet, and what several ranks hold
-                # alike another one may have stored.
-                self.settle(self._deadline_s)
-                merge_over_tensor_ranks(self._ranks, set())
+        if has_loads:
             self._loads = LoadStep(
                 self._rank,
                 self._rank.rows_to_get(layerwise),

@@ -148,6 +148,29 @@ def test_a_save_that_hangs_delays_no_later_chunk(
     assert engine.worker._rank.save_staging.num_taken_nbytes > 0
 
 
+def test_a_chunk_that_finds_the_store_hanging_leaves_it_alone(stuck: threading.Event) -> None:
+    """The wait for the chunk before opens the breaker: that step, too, saves nothing."""
+    store = FaultyStore()
+    is_called = threading.Event()
+    store.before["put_ranges"] = lambda keys: (is_called.set(), stuck.wait(60))
+    engine = SimulatedEngine(
+        store, chunk_prefix_reload=True, transfer_deadline_ms=150, breaker_retry_ms=60_000
+    )
+    waits = waits_of(engine)
+    request = Request("r", TOKENS)
+    engine.scheduler.match(request, 0)
+    engine.scheduler.allocated(request, 0)
+    table = engine.allocate(7)
+    engine.step([(request, table, 0, CHUNK)])
+    assert is_called.wait(10)
+    assert engine.step([(request, None, CHUNK, CHUNK)]) == set(table[:2])
+    assert len(waits) == 1
+    counts = engine.counters.snapshot()
+    assert (counts["breaker.opened"], counts["rejected.unavailable"]) == (1, 2)
+    assert counts["save.breaker_open"] == 2
+    assert store.calls["put_start"] == 1
+
+
 def test_a_reload_that_fails_is_computed_and_loaded_again(expected: list[list[bytes]]) -> None:
     """The engine goes back to the block; later chunks load all of the prefix."""
     store = FaultyStore()

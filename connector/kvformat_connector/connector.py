@@ -31,6 +31,7 @@ from kvformat_connector.engine import (
     describe_stage,
     gather_stages,
     hash_has_adapter_path,
+    is_unused,
     require_same_layout,
     stage_ranks,
     watch_adapters,
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
         PromMetric,
     )
     from vllm.forward_context import ForwardContext
+    from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
@@ -74,7 +76,16 @@ _WEIGHTS_MAY_CHANGE: Final = (
     "weight_transfer_config is set: before this server computes with other weights, tell it to "
     "clear its caches and the connector's (pause with clear_cache, or reset_prefix_cache with "
     "reset_connector), or it loads KV of the weights before. From then on it shares nothing, "
-    "unless option model_identity_file names the weights"
+    "unless option model_identity_file names the weights. A reset holds only if it answered true"
+)
+_FAILS_WAITING: Final = (
+    "weight_transfer_config is set and kv_load_failure_policy is 'fail': each reset ends requests "
+    "that wait for whole objects with an error"
+)
+_RESET_FAILED: Final = (
+    "the engine's own prefix cache was not reset, because requests hold blocks: it may serve KV of "
+    "the weights before. Nothing is loaded or saved until a reset answers true: repeat it, or "
+    "reset with reset_running_requests"
 )
 
 
@@ -134,6 +145,7 @@ class KVFormatConnector(KVConnectorBase_V1, SupportsHMA):
         is_worker = role == KVConnectorRole.WORKER
         self._source = f"worker {self._rank}" if is_worker else "scheduler"
         self._next_weights = NextWeights(options.model_identity_file)
+        self._block_pool: BlockPool | None = None
         self._scheduler: Scheduler | None = None
         self._worker: Worker | None = None
         events = vllm_config.kv_events_config
@@ -151,6 +163,8 @@ class KVFormatConnector(KVConnectorBase_V1, SupportsHMA):
                 )
             if getattr(vllm_config, "weight_transfer_config", None) is not None:
                 logger.warning("%s", _WEIGHTS_MAY_CHANGE)
+                if transfer.kv_load_failure_policy == "fail":
+                    logger.warning("%s", _FAILS_WAITING)
         self._loaded_adapters = LoadedAdapters()
         if is_worker:
             if vllm_config.lora_config is not None and can_watch_adapters():
@@ -361,6 +375,10 @@ class KVFormatConnector(KVConnectorBase_V1, SupportsHMA):
             )
         require_same_layout(self._layout, notices)
 
+    def bind_gpu_block_pool(self, gpu_block_pool: BlockPool) -> None:
+        # Engines before 0.32 don't call this.
+        self._block_pool = gpu_block_pool
+
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
@@ -389,8 +407,11 @@ class KVFormatConnector(KVConnectorBase_V1, SupportsHMA):
 
     def reset_cache(self) -> bool | None:
         """The engine's weights may have changed: nothing from before is loaded any more."""
-        self.scheduler.change_weights(self._next_weights.take())
+        is_clear = self._block_pool is None or is_unused(self._block_pool)
+        self.scheduler.change_weights(self._next_weights.take(), is_memory_clear=is_clear)
         self.namespace = self.scheduler.namespace
+        if not is_clear:
+            logger.error("%s", _RESET_FAILED)
         if self._events is not None:
             self._events.clear()
         logger.info("KV objects of this server are from now on under %s", self.namespace)

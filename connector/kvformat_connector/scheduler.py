@@ -75,6 +75,8 @@ class Scheduler:
         )
         self._adapters = adapters or Adapters()
         self._weights = ""
+        #: Whether the engine's own prefix cache may hold KV of the weights before.
+        self._has_old_memory = False
         self._hash_block_size = layout.hash.block_size
         #: Tokens of which a promise is a multiple.
         self._unit = alignment(self._needs)
@@ -121,6 +123,8 @@ class Scheduler:
             if adapter is None:
                 return None
             variant = Variant(self._weights, adapter) if adapter else None
+        if self._has_old_memory:
+            variant = None
         if not self._may_load:
             self._asked[request.request_id] = _Asked(variant, num_local_tokens, num_local_tokens)
             return 0
@@ -129,7 +133,7 @@ class Scheduler:
         first = end = num_local_tokens
         reason = "unaligned"
         if variant is None:
-            reason = "adapter"
+            reason = "reset_failed" if self._has_old_memory else "adapter"
         elif any(self._store_down.values()):
             self._counters.add("lookup.store_down")
             reason = "store_down"
@@ -250,15 +254,18 @@ class Scheduler:
         self._asked.pop(request_id, None)
         self._requests.pop(request_id, None)
 
-    def change_weights(self, identity: str) -> None:
+    def change_weights(self, identity: str, *, is_memory_clear: bool = True) -> None:
         """The engine gets other weights, or has got them: what is computed from now on belongs to
-        ``identity``, and nothing that was promised before is loaded.
+        ``identity``, and nothing that was promised before is loaded. Where the engine's own prefix
+        cache keeps what it has, nobody can tell which weights a request's KV is of, and nothing is
+        loaded or saved until it's told that they change with a cache that is clear.
 
         Requests that have blocks are left alone from now on: these hold KV of the weights before.
         One that the engine preempts, and so computes anew, is asked about again like a new one.
         """
         self._counters.add("weights.changed")
         self._weights = identity
+        self._has_old_memory = not is_memory_clear
         for request_id in list(self._asked):
             self._lookup.forget(request_id)
         self._asked.clear()

@@ -16,6 +16,7 @@ from simulated_engine import BLOCK_SIZE, Request, SimulatedEngine, make_layout
 from kvformat.errors import ConfigError, Reason
 from kvformat.stores.memory import MemoryStore
 from kvformat_connector.config import NO_LIMIT
+from kvformat_connector.engine import is_unused
 from kvformat_connector.identity import NextWeights, read_given
 from kvformat_connector.loadpolicy import LoadPolicy
 from kvformat_connector.scheduler import Scheduler
@@ -120,6 +121,27 @@ def test_a_request_that_was_loaded_before_saves_nothing_after(
     assert "save.blocks" not in engine.counters.snapshot()
     assert engine.counters.snapshot()["requests.not_stored"] == 1
     assert len(list(store.list(""))) == num_keys
+
+
+def test_a_reset_that_left_blocks_in_memory_pools_nothing(store: FaultyStore) -> None:
+    """Nobody can tell what the engine's own prefix cache serves: nothing is loaded or saved until
+    the weights change with a cache that is clear."""
+    engine = SimulatedEngine(store)
+    assert hits(engine, "r1") == 0
+    engine.scheduler.change_weights("given:v2", is_memory_clear=False)
+    assert (hits(engine, "r2"), hits(engine, "r3")) == (0, 0)
+    counts = engine.counters.snapshot()
+    assert (counts["save.blocks"], counts["requests.not_stored"]) == (6, 2)
+    assert counts["lookup.miss_tokens.reset_failed"] == 2 * NUM_HITS
+    engine.scheduler.change_weights("given:v2")
+    assert (hits(engine, "r4"), hits(engine, "r5")) == (0, NUM_HITS)
+
+
+@pytest.mark.parametrize(("num_free", "expected"), [(9, True), (8, False), (0, False)])
+def test_a_cache_is_reset_when_no_request_holds_blocks(num_free: int, expected: bool) -> None:
+    """All but the null block are free."""
+    pool = SimpleNamespace(num_gpu_blocks=10, get_num_free_blocks=lambda: num_free)
+    assert is_unused(pool) is expected
 
 
 class SlowStore(MemoryStore):

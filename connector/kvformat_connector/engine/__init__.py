@@ -18,7 +18,12 @@ from kvformat_connector.engine.derive import (
     stage_ranks,
 )
 from kvformat_connector.engine.hashing import hash_has_adapter_path
-from kvformat_connector.engine.memory import LayerAddress, derive_placement, layer_addresses
+from kvformat_connector.engine.memory import (
+    LayerAddress,
+    derive_placement,
+    is_unused,
+    layer_addresses,
+)
 from kvformat_connector.engine.ranks import (
     Ranks,
     Replicas,
@@ -39,6 +44,7 @@ __all__ = [
     "describe_stage",
     "gather_stages",
     "hash_has_adapter_path",
+    "is_unused",
     "layer_addresses",
     "merge_over_tensor_ranks",
     "ranks_of",

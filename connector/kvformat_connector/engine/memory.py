@@ -25,6 +25,12 @@ class LayerAddress(msgspec.Struct, frozen=True):
     layer: int
 
 
+def is_unused(block_pool: Any) -> bool:
+    """Whether no request holds blocks of a ``BlockPool``, which is when its prefix cache can be
+    reset (``BlockPool.reset_prefix_cache``). The null block is always taken."""
+    return int(block_pool.num_gpu_blocks - block_pool.get_num_free_blocks()) == 1
+
+
 def layer_addresses(layout: Layout) -> dict[str, LayerAddress]:
     """The address of each layer by the engine's name for it."""
     return {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 from faulty_store import FaultyStore
@@ -60,10 +60,10 @@ def stuck() -> Iterator[threading.Event]:
     event.set()
 
 
-def step_until(engine: SimulatedEngine, *, is_open: bool) -> None:
-    """Steps of others, until the breaker is as it should be."""
+def step_until(engine: SimulatedEngine, condition: Callable[[], object]) -> None:
+    """Steps of others, until something has happened beside them."""
     deadline = time.monotonic() + 10
-    while engine.worker._breaker.is_open != is_open:
+    while not condition():
         assert time.monotonic() < deadline
         engine.step([])
         time.sleep(0.005)
@@ -136,9 +136,9 @@ def test_a_save_that_hangs_delays_no_later_chunk(
     engine.scheduler.match(other, 0)
     engine.scheduler.allocated(other, 0)
     engine.step([(other, engine.allocate(3), 0, 9)])
-    step_until(engine, is_open=True)
+    step_until(engine, lambda: engine.worker.num_left_behind)
     del store.before["put_ranges"]
-    step_until(engine, is_open=False)
+    step_until(engine, lambda: not engine.worker._breaker.is_open)
     assert engine.serve(Request("r", TOKENS), chunk=CHUNK).kv == expected
     assert waits == [(0.15, True)] * 3
     assert engine.counters.snapshot()["load.blocks"] == 2 + 4 + 6

@@ -100,7 +100,7 @@ class ObjectTemplate:
 
 class Templates:
     """The objects of one namespace that a rank reads, and that it writes, and the manifest that
-    explains them to anyone. ``manifest_due_at`` is when it is to be published again."""
+    explains them to anyone."""
 
     def __init__(
         self, layout: Layout, gets: Iterable[ObjectTemplate], puts: Iterable[ObjectTemplate]
@@ -110,7 +110,6 @@ class Templates:
         self.puts = [template.under(namespace) for template in puts]
         self.manifest_key = format_key(ManifestKey(namespace))
         self.manifest = manifest(layout)
-        self.manifest_due_at = float("-inf")
 
 
 class Rows:

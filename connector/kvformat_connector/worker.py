@@ -25,6 +25,7 @@ from kvformat_connector.engine import (
     merge_over_tensor_ranks,
 )
 from kvformat_connector.loading import LoadOutcome, LoadStep
+from kvformat_connector.manifests import Manifests
 from kvformat_connector.messages import StepPlan, StoredBlock, WorkerReport, merge_reports
 from kvformat_connector.needs import fails_by_block
 from kvformat_connector.objects import Rank
@@ -36,10 +37,6 @@ from kvformat_connector.transfer import Channels, Lane
 
 logger = logging.getLogger(__name__)
 
-#: A store may evict a manifest like any object, so it is offered again from time to time while the
-#: namespace is in use, for loads as well as for saves: a store that counts a put as a use, as the
-#: file store does, then keeps it as long as the objects it explains.
-_MANIFEST_EVERY_S: Final = 60.0
 #: A step waits at most so long for earlier saves to make room; then it doesn't save everything.
 _SAVE_WAIT_S: Final = 1.0
 #: Calls that hang at once; each keeps a thread and the memory it was given.
@@ -88,6 +85,7 @@ class Worker:
         self._rank: Rank | None = None
         self._bulk: BulkLoads | None = None
         self._damaged: Damaged | None = None
+        self._manifests: Manifests | None = None
         self._load_channels = Channels("load")
         self._save_channels = Channels("save")
         self._check_lane = Lane("check")
@@ -125,6 +123,7 @@ class Worker:
         self._bulk = BulkLoads(
             self._rank, self._check_lane, self._breaker, self._counters, self._deadline_s
         )
+        self._manifests = Manifests(self._rank, self._clock)
         if self._may_save:  # who writes nothing removes nothing either
             self._damaged = Damaged(self._rank, self._counters, self._clock)
 
@@ -166,8 +165,9 @@ class Worker:
             self._loads.start()
         if len(layerwise) < len(plan.requests):
             self._begin_bulk(plan)
-        if is_usable:
-            self._publish_manifests(plan)
+        if is_usable and self._manifests is not None:
+            variants = {step.variant for step in plan.requests}
+            self._manifests.publish(variants, self._save_channels.current)
         self._begin_saves(plan, is_usable)
 
     def wait_layer(self, layer_name: str) -> None:
@@ -291,16 +291,6 @@ class Worker:
         self._tainted |= self._note_failures(outcome)
         kept = [step for step in plan.requests if step.request_id not in mistaken]
         return msgspec.structs.replace(plan, requests=kept)
-
-    def _publish_manifests(self, plan: StepPlan) -> None:
-        assert self._rank is not None
-        now = self._clock()
-        for variant in {step.variant for step in plan.requests}:
-            templates = self._rank.templates(variant)
-            if now >= templates.manifest_due_at:
-                templates.manifest_due_at = now + _MANIFEST_EVERY_S
-                channel = self._save_channels.current
-                channel.submit(self._rank.publish_manifest, channel, templates)
 
     def _begin_saves(self, plan: StepPlan, is_usable: bool) -> None:
         assert self._rank is not None

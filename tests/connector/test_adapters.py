@@ -416,13 +416,20 @@ def test_a_large_adapter_is_sampled(tmp_path: Path) -> None:
     assert len(set(found)) == 3
 
 
-def test_many_adapters_take_little_memory(store: FaultyStore, tmp_path: Path) -> None:
-    """What is kept by adapter is bounded, and an adapter that was dropped is made anew."""
+def test_many_adapters_take_little_memory(
+    store: FaultyStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is kept by adapter is bounded, and an adapter that was dropped is made anew; its
+    manifest isn't published anew."""
+    published = []
+    put = store.put
+    monkeypatch.setattr(store, "put", lambda key, data: published.append(key) or put(key, data))
     engine = SimulatedEngine(store)
     paths = [save_adapter(tmp_path / str(n), bytes([n])) for n in range(70)]
-    for number, path in enumerate(paths, 1):
-        assert serve(engine, LoRARequest(path, path, number)) == 0
+    for num_hits in (0, NUM_HITS):
+        for number, path in enumerate(paths, 1):
+            assert serve(engine, LoRARequest(path, path, number)) == num_hits
     rank = engine.worker._rank
     assert rank is not None
     assert len(rank._namespaces._kept) == 64
-    assert serve(engine, LoRARequest(paths[0], paths[0], 1)) == NUM_HITS
+    assert len(published) == len(set(published)) == 70

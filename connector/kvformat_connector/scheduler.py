@@ -32,7 +32,6 @@ class _Request(msgspec.Struct):
     variant: Variant
     adapter_number: int
     num_saved_tokens_max: int
-    num_prompt_tokens: int
     block_ids: BlockIds = ()
     #: Tokens ``first_loaded`` to ``end_loaded`` are loaded by the next step; after it, tokens up to
     #: ``num_reloaded_tokens_max`` of what is in the store by then, again.
@@ -185,10 +184,9 @@ class Scheduler:
             variant=variant,
             adapter_number=request.lora_request.lora_int_id if variant.adapter else 0,
             num_saved_tokens_max=self._num_saved_tokens_max(request),
-            num_prompt_tokens=request.num_prompt_tokens,
             first_loaded=first,
             num_reloaded_tokens_max=(
-                request.num_prompt_tokens if self._options.chunk_prefix_reload else 0
+                request.num_tokens if self._options.chunk_prefix_reload else 0
             ),
         )
         self._counters.add("lookup.hit_tokens", num_external_tokens)
@@ -312,6 +310,10 @@ class Scheduler:
             return 0
         if self._options.save_decode_blocks:
             return 1 << 62
+        if self._options.chunk_prefix_reload:
+            # What a request had generated before it was preempted is computed in chunks as its
+            # prompt is, and each of them needs the ones before.
+            return int(request.num_tokens)
         # A block computed token by token differs in rounding from one computed in a prefill.
         return int(request.num_prompt_tokens)
 
@@ -352,13 +354,13 @@ class Scheduler:
     def _plan_reload(
         self, request: _Request, num_computed: int, num_tokens: int, end_saved: int
     ) -> None:
-        """What later chunks of the prompt load again, because an engine that uses a layer's memory
+        """What later chunks of a prefill load again, because an engine that uses a layer's memory
         for other layers has it no more: all that was loaded or saved so far, without a gap."""
         known = request.end_loaded
         if num_computed < known + self._unit:
             known = max(known, end_saved // self._unit * self._unit)
-        is_last = num_computed + num_tokens >= request.num_prompt_tokens
-        request.end_loaded = 0 if is_last else min(known, request.num_reloaded_tokens_max)
+        end = request.num_reloaded_tokens_max
+        request.end_loaded = min(known, end) if num_computed + num_tokens < end else 0
 
     def _loads(
         self, request: _Request, block_ids: BlockIds, first: int, end: int

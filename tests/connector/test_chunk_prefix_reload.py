@@ -186,16 +186,30 @@ def test_a_reload_that_fails_is_computed_and_loaded_again(expected: list[list[by
     assert engine.counters.snapshot()["rejected.not_found"] == 1
 
 
+def test_what_a_preempted_request_had_generated_is_loaded_again_too(
+    expected: list[list[bytes]],
+) -> None:
+    """Its prompt and the tokens since are computed in chunks that need each other alike."""
+    engine = forgetful(FaultyStore(), chunk_prefix_reload=True)
+    preempted = Request("r", TOKENS, num_prompt_tokens=CHUNK + 1)
+    assert engine.serve(preempted, chunk=CHUNK).kv == expected
+    assert engine.counters.snapshot()["load.blocks"] == 2 + 4 + 6
+
+
 def test_nothing_is_loaded_again_when_the_prompt_is_computed() -> None:
-    """Steps that generate tokens load nothing."""
+    """Steps that generate tokens load and save nothing."""
     engine = SimulatedEngine(FaultyStore(), chunk_prefix_reload=True)
-    request = Request("r", TOKENS, num_prompt_tokens=2 * CHUNK)
+    request, hashes = Request("r", TOKENS[: 2 * CHUNK]), Request("all", TOKENS).block_hashes
     engine.scheduler.match(request, 0)
     table = engine.allocate(7)
     engine.scheduler.allocated(request, 0)
     for computed in range(0, 2 * CHUNK, CHUNK):
         engine.step([(request, None if computed else table, computed, CHUNK)])
-    assert engine.counters.snapshot()["load.blocks"] == 2
+    before = engine.counters.snapshot()
+    assert (before["load.blocks"], before["save.blocks"]) == (2, 4)
     for computed in range(2 * CHUNK, len(TOKENS)):
+        request.tokens.append(TOKENS[computed])
+        request.block_hashes[:] = hashes[: len(request.tokens) // BLOCK_SIZE]
         engine.step([(request, None, computed, 1)])
-    assert engine.counters.snapshot()["load.blocks"] == 2
+    after = engine.counters.snapshot()
+    assert (after["load.blocks"], after["save.blocks"]) == (2, 4)

@@ -19,6 +19,8 @@ from kvformat.layout import Layout
 
 T = TypeVar("T")
 
+#: The configuration value that tells the weights of a draft whose layers are in the cache.
+DRAFT_WEIGHTS: Final = "draft_weights"
 #: Variants in use at once are far fewer: an engine computes with a few adapters a step.
 _MAX_KEPT: Final = 64
 
@@ -37,13 +39,16 @@ class Variant(msgspec.Struct, frozen=True):
 
 def layout_of(layout: Layout, variant: Variant) -> Layout:
     """The layout of an engine's variant."""
-    identity = layout.identity
-    return msgspec.structs.replace(
-        layout,
-        identity=msgspec.structs.replace(
-            identity, weights=variant.weights or identity.weights, adapter=variant.adapter
-        ),
+    before = layout.identity
+    weights = variant.weights or before.weights
+    config = before.config
+    if config.get(DRAFT_WEIGHTS) == before.weights:
+        # An operator's word on the weights is one on the draft's, too.
+        config = {**config, DRAFT_WEIGHTS: weights}
+    identity = msgspec.structs.replace(
+        before, weights=weights, adapter=variant.adapter, config=config
     )
+    return msgspec.structs.replace(layout, identity=identity)
 
 
 class Namespaces(Generic[T]):

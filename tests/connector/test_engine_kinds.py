@@ -7,6 +7,7 @@ import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from simulated_engine import Tensor
@@ -32,6 +33,7 @@ from kvformat.plan import plan_get, plan_put
 from kvformat_connector.config import Options, parse_options
 from kvformat_connector.engine import Ranks, derive_layout, derive_placement
 from kvformat_connector.engine import derive as engine
+from kvformat_connector.namespaces import Variant, layout_of
 
 DRAFT_MODEL = "draft_model.model.layers.0.attn"
 #: How EAGLE and multi-token predictors count: on from the model's two layers.
@@ -66,6 +68,26 @@ def test_layers_of_a_draft_are_in_the_layout(options: Options, draft_layer: str)
     [whole] = object_maps(layout)
     assert len(whole.layers) == 3
     assert fingerprint(layout) != fingerprint(derive_layout(VllmConfig(), cache(), options))
+
+
+def test_updated_weights_are_those_of_the_draft_too(options: Options) -> None:
+    """A server that was updated to what an operator named has the namespace of one that started
+    with it. A draft that was told by its own files keeps them."""
+    groups = cache(group(names=[*NAMES, DRAFT_MODEL]))
+    started = derive_layout(
+        drafting(), groups, msgspec.structs.replace(options, model_identity="v2")
+    )
+    first = derive_layout(drafting(), groups, options)
+    updated = layout_of(first, Variant(weights="given:v2"))
+    assert updated == started != first
+    assert layout_of(first, Variant()) == first
+    identity = msgspec.structs.replace(
+        first.identity, config={**first.identity.config, "draft_weights": "digest:0"}
+    )
+    alone = layout_of(
+        msgspec.structs.replace(first, identity=identity), Variant(weights="given:v2")
+    )
+    assert alone.identity.config["draft_weights"] == "digest:0"
 
 
 @pytest.mark.parametrize("draft_layer", [DRAFT_MODEL, PREDICTOR])

@@ -24,6 +24,7 @@ from kvformat_connector.engine.refusal import refuse
 from kvformat_connector.engine.specs import describe_group, is_packed, spec_of
 from kvformat_connector.identity import given_identity, model_name, weights_identity
 from kvformat_connector.messages import LayoutNotice
+from kvformat_connector.namespaces import DRAFT_WEIGHTS
 from kvformat_connector.resolved import config_values
 
 _CONTEXT_PARALLEL: Final = ("prefill_context_parallel_size", "decode_context_parallel_size")
@@ -298,7 +299,7 @@ def _draft_identity(vllm_config: Any, options: Options) -> dict[str, str]:
     draft = getattr(vllm_config.speculative_config, "draft_model_config", None)
     if draft is None:
         return {}
-    return {"draft_weights": _weights(vllm_config, draft, options)}
+    return {DRAFT_WEIGHTS: _weights(vllm_config, draft, options)}
 
 
 def _device() -> str:

@@ -81,7 +81,7 @@ class ObjectReader:
         if stage is None:
             return None
         try:
-            return stage, get_layer(self._read, rows, chunk, stage, layer)
+            return stage, self._read(rows, chunk, stage, layer.offset)
         except BaseException:
             self._rank.load_staging.release(stage)
             raise
@@ -207,14 +207,3 @@ def fail_for_staging(failures: Failures, all_rows: Sequence[Rows]) -> None:
 def _live(rows: Rows, indices: Indices) -> Indices:
     live: Indices = indices[rows.live[indices]]
     return live
-
-
-def get_layer(
-    read: Callable[[Rows, Indices, Stage, int], list[int] | None],
-    rows: Rows,
-    chunk: Indices,
-    stage: Stage,
-    layer: ObjectLayer,
-) -> list[int] | None:
-    """Read one layer of some rows to a stage."""
-    return read(rows, chunk, stage, layer.offset)

@@ -256,7 +256,7 @@ class SaveStep:
             is_live = rows.live[chunk]
             if is_live.any():
                 positions = None if is_live.all() else np.flatnonzero(is_live)
-                put_layer(self._write, rows, chunk, positions, stage, layer)
+                self._write(rows, chunk, positions, stage, layer.offset)
         finally:
             self._rank.save_staging.release(stage)
 
@@ -352,15 +352,3 @@ class SaveStep:
         for row, code in codes.items():
             rows.live[row] = False
             self._counters.add(f"save.{code_name(code)}")
-
-
-def put_layer(
-    write: Callable[[Rows, Indices, Indices | None, Stage, int], None],
-    rows: Rows,
-    chunk: Indices,
-    positions: Indices | None,
-    stage: Stage,
-    layer: ObjectLayer,
-) -> None:
-    """Store one layer of some rows from a stage."""
-    write(rows, chunk, positions, stage, layer.offset)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import msgspec
@@ -505,30 +506,35 @@ def test_a_layer_that_is_never_saved_publishes_nothing(store: FaultyStore) -> No
     assert store.num_open_sessions == 0
 
 
+@pytest.mark.parametrize("thread", ["copy", "save", "load", "check"])
 def test_a_job_that_raises_ends_the_step_and_not_the_engine(
-    store: FaultyStore, expected: list[list[bytes]], monkeypatch: pytest.MonkeyPatch
+    store: FaultyStore, expected: list[list[bytes]], thread: str
 ) -> None:
     """Case 31: an error on a background thread is counted, its objects are given up, and nothing
     waits for ever."""
-    import kvformat_connector.reading as reading
-    import kvformat_connector.saving as saving
 
-    def explode(*arguments: object) -> None:
-        raise RuntimeError("a bug")
+    def explode(*arguments: object) -> int:
+        if threading.current_thread().name == f"kvformat-{thread}":
+            raise RuntimeError("a bug")
+        return Code.OK
 
-    with monkeypatch.context() as patch:
-        patch.setattr(saving, "put_layer", explode)
-        cold = SimulatedEngine(store)
-        assert cold.serve(Request("c", TOKENS)).kv == expected
-        assert cold.counters.snapshot()["save.raised"] == 1
-        assert block_keys(cold, store) == {}
-    SimulatedEngine(store).serve(Request("d", TOKENS))
-    with monkeypatch.context() as patch:
-        patch.setattr(reading, "get_layer", explode)
-        warm = SimulatedEngine(store)
-        assert warm.serve(Request("w", TOKENS)).kv == expected
-        assert warm.counters.snapshot()["rejected.transfer_failed"] == NUM_FULL
-        assert "a bug" in warm.counters.rejections[0].detail
+    if thread in ("load", "check"):
+        SimulatedEngine(store).serve(Request("c", TOKENS))
+    # New memory is registered by whoever is the first to take a stage.
+    store.inner.register_memory = explode  # type: ignore[method-assign]
+    engine = SimulatedEngine(store)
+    assert engine.worker._rank is not None
+    if thread == "check":
+        engine.worker._rank.device.scatter = explode  # type: ignore[assignment]
+    served = engine.serve(Request("w", TOKENS))
+    assert served.kv == expected
+    counts = engine.counters.snapshot()
+    if thread in ("load", "check"):
+        assert len(served.failed_block_ids) == counts["rejected.transfer_failed"] == NUM_FULL
+        assert "a bug" in engine.counters.rejections[0].detail
+    else:
+        assert counts["save.raised"] == 1
+        assert block_keys(engine, store) == {}
     assert store.num_open_sessions == 0
 
 

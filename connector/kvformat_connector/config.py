@@ -16,7 +16,7 @@ import msgspec
 
 from kvformat.errors import ConfigError, Reason
 from kvformat.registry import MAX_INTEGER
-from kvformat.stores.uri import parse_store_uri
+from kvformat.stores.uri import is_text, parse_store_uri
 from kvformat_connector.ported import translate
 
 #: Store URI of a backend that is named the way vllm-ascend names it.
@@ -86,6 +86,10 @@ _LEAST: Final = {
     "soft_pin_ms": 1,
 }
 
+#: Times that threads wait, which an operating system must be able to count: a day at most.
+_WAITS: Final = ("transfer_deadline_ms", "breaker_retry_ms", "failed_key_retry_ms")
+_MAX_MS: Final = 86_400_000
+
 #: Texts that mean nothing when they are empty.
 _NEVER_EMPTY: Final = ("tenant", "preferred_segment")
 
@@ -121,6 +125,11 @@ def parse_options(extra_config: Mapping[str, Any]) -> Options:
                 Reason.CONFIG_UNKNOWN,
                 f"unknown option {name!r} (value {given[name]!r}) in "
                 f"kv_connector_extra_config; {hint}",
+            )
+    for name, value in given.items():
+        if isinstance(value, str) and not is_text(value):
+            raise ConfigError(
+                Reason.CONFIG_VALUE, f"option {name!r} has the value {value!r}, which is no text"
             )
     try:
         # strict: "2" is not a number and 1 is not a boolean; a typo must not be understood.
@@ -180,10 +189,11 @@ def _named_option(text: str) -> str:
 def _check_values(options: Options) -> None:
     for name, least in _LEAST.items():
         value = getattr(options, name)
-        if isinstance(value, int) and not least <= value <= MAX_INTEGER:
+        most = _MAX_MS if name in _WAITS else MAX_INTEGER
+        if isinstance(value, int) and not least <= value <= most:
             raise ConfigError(
                 Reason.CONFIG_VALUE,
-                f"option {name!r} has the value {value!r}, expected {least} to {MAX_INTEGER}",
+                f"option {name!r} has the value {value!r}, expected {least} to {most}",
             )
     if isinstance(options.layer_segments, list) and min(options.layer_segments, default=0) < 1:
         raise ConfigError(

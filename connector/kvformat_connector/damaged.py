@@ -140,10 +140,14 @@ class Damaged:
     def _is_damaged(self, key: str) -> bool:
         name = parse_key(key)
         assert isinstance(name, BlockKey)
+        object_map = self._maps[name.group_bitmap, name.shard]
+        nbytes = self._rank.store.object_nbytes(key)
+        if nbytes >= 0 and nbytes != object_map.nbytes:
+            # Not read: nobody knows how large it is.
+            return True
         data = self._rank.store.get(key)
         if data is None:
             return False
-        object_map = self._maps[name.group_bitmap, name.shard]
         try:
             check_object(data, object_map, name.namespace.fingerprint, name.block_hash)
         except RemoteDataError as error:

@@ -255,12 +255,13 @@ class Rank:
     ) -> None:
         self.store = store
         self.device = device
+        deadline_s = options.transfer_deadline_ms / 1e3
         self.pace = Pace(
             Limits(
                 max_rows=options.layerwise_max_transfer_blocks,
                 max_nbytes=options.layerwise_max_transfer_bytes,
             ),
-            options.transfer_deadline_ms / 1e3,
+            deadline_s,
         )
         namespace = layout_namespace(layout)
         gets = [ObjectTemplate(namespace, template) for template in plan_get(layout, placement)]
@@ -277,10 +278,10 @@ class Rank:
         self.verifies_payload = options.verify == "checksum"
         #: The order in which the engine computes layers.
         self.sequence = [LayerAddress(placed.group, placed.layer) for placed in placement.layers]
-        self.load_staging = Staging(store, options.staging_bytes // 2)
-        self.save_staging = Staging(store, options.staging_bytes // 2)
+        self.load_staging = Staging(store, options.staging_bytes // 2, deadline_s)
+        self.save_staging = Staging(store, options.staging_bytes // 2, deadline_s)
         # Apart from the rest: stages of layers may all be held by jobs that wait for a commit.
-        self.header_staging = Staging(store, _HEADER_STAGING_NBYTES)
+        self.header_staging = Staging(store, _HEADER_STAGING_NBYTES, deadline_s)
         #: Whether layers are stored while the next ones are computed. On the processor that also
         #: computes, storing would take from computing what it hides; but whoever cuts objects
         #: along the layers wants them early.

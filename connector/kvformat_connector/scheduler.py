@@ -6,7 +6,7 @@ It never touches KV memory and never opens a session; the worker's side does bot
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -23,6 +23,10 @@ from kvformat_connector.messages import BlockList, LoadMode, RequestStep, StepPl
 from kvformat_connector.namespaces import Namespaces, Variant
 from kvformat_connector.needs import BlockIds, alignment, block_list, object_needs
 from kvformat_connector.stats import Counters
+from kvformat_connector.transfer import close_within
+
+#: The end of a process waits at most so long for a store to close.
+_CLOSE_LIMIT_S: Final = 5.0
 
 
 class _Request(msgspec.Struct):
@@ -288,7 +292,7 @@ class Scheduler:
     def close(self) -> None:
         """End the threads, and close the store."""
         self._adapters.close()
-        self._store.close()
+        close_within(_CLOSE_LIMIT_S, self._store)
 
     @property
     def num_requests(self) -> int:

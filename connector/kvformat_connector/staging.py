@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
+from concurrent.futures import Future, wait
 from typing import Final
 
 import numpy as np
@@ -17,8 +19,11 @@ from numpy.typing import NDArray
 from kvformat.errors import Reason, TransferError
 from kvformat.stores.protocol import Code, Store
 from kvformat_connector.answers import code_name
+from kvformat_connector.transfer import Lane
 
 _MIN_NBYTES: Final = 64 << 10
+#: Pinning some hundred MiB for a network card takes a fraction of it.
+_REGISTER_S: Final = 5.0
 _MAX_ROW_SIZES: Final = 8
 
 
@@ -70,9 +75,14 @@ class Stage:
 class Staging:
     """Stages of at most ``max_nbytes`` together, used again and again. Any thread may call."""
 
-    def __init__(self, store: Store, max_nbytes: int) -> None:
+    def __init__(self, store: Store, max_nbytes: int, deadline_s: float = _REGISTER_S) -> None:
+        """``deadline_s``: how long the store may take to learn of new memory."""
         self._store = store
         self.max_nbytes = max_nbytes
+        self._deadline_s = deadline_s
+        #: Tells the store of memory: a call that may hang, and has no channel that watches it.
+        self._registrar = Lane("register")
+        self._stuck: Future[int] | None = None
         self._changed = threading.Condition()
         self._free: dict[int, list[_Memory]] = {}
         self._num_taken_nbytes = 0
@@ -96,20 +106,50 @@ class Staging:
             if memory is not None:
                 self._num_free_nbytes -= nbytes
             dropped = self._shrink()
-        for each in dropped:
-            self._store.unregister_memory(each.address)
-        if memory is None:
-            memory = _Memory(nbytes)
-            code = self._store.register_memory(memory.address, nbytes)
-            if code != Code.OK:
-                with self._changed:
-                    self._num_taken_nbytes -= nbytes
-                    self._changed.notify_all()
-                raise TransferError(
-                    Reason.TRANSFER_FAILED,
-                    f"the store can't use {nbytes} bytes of staging memory: {code_name(code)}",
-                )
+        try:
+            self._forget(dropped)
+            if memory is None:
+                memory = _Memory(nbytes)
+                self._announce(memory)
+        except BaseException:
+            with self._changed:
+                self._num_taken_nbytes -= nbytes
+                self._changed.notify_all()
+            raise
         return Stage(memory, num_rows, row_nbytes)
+
+    def _announce(self, memory: _Memory) -> None:
+        """Tell the store of new memory. Raises ``TransferError`` where it can't use it, or doesn't
+        say so in time."""
+        with self._changed:
+            job = None
+            if self._stuck is None or self._stuck.done():
+                job = self._registrar.submit(
+                    self._store.register_memory, memory.address, memory.nbytes
+                )
+        found = "an earlier call for other memory hangs"
+        if job is not None:
+            if wait([job], self._deadline_s).done:
+                code = job.result()
+                if code == Code.OK:
+                    return
+                found = code_name(code)
+            else:
+                self._stuck = job
+                # It stays allocated while the call may still use it.
+                job.add_done_callback(lambda _: self._forget([memory]))
+                found = f"the call took more than {self._deadline_s:g} s"
+        raise TransferError(
+            Reason.TRANSFER_FAILED,
+            f"the store can't use {memory.nbytes} bytes of staging memory: {found}",
+        )
+
+    def _forget(self, memories: Sequence[_Memory]) -> None:
+        for memory in memories:
+            self._registrar.post(self._unregister, memory)
+
+    def _unregister(self, memory: _Memory) -> None:
+        self._store.unregister_memory(memory.address)
 
     def release(self, stage: Stage) -> None:
         """Give a stage back, when no call points at it any more."""

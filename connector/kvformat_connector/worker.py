@@ -33,7 +33,7 @@ from kvformat_connector.probing import probe_store
 from kvformat_connector.saving import SaveStep
 from kvformat_connector.stats import Counters
 from kvformat_connector.torchdevice import device_for
-from kvformat_connector.transfer import Channels, Lane
+from kvformat_connector.transfer import Channels, Lane, close_within
 
 logger = logging.getLogger(__name__)
 
@@ -262,7 +262,7 @@ class Worker:
                        self._check_lane, self._copy_lane):  # fmt: skip
             if thread is not None:
                 thread.close(max(0.0, deadline - self._clock()))
-        self._store.close()
+        close_within(_CLOSE_LIMIT_S, self._store)
 
     def _without_mistaken(self, plan: StepPlan) -> StepPlan:
         """A request that is computed with another adapter than the scheduler takes it for loads and

@@ -46,6 +46,9 @@ from kvformat.stores.uri import (
     refuse_unknown_options,
 )
 
+#: Linux takes 4096 bytes with the terminating zero, and objects have names below the folder.
+_MAX_PATH = 2048
+
 
 class FileStore:
     """A store in a folder. Its methods may be called from any thread."""
@@ -55,10 +58,13 @@ class FileStore:
     def __init__(self, uri: str) -> None:
         parsed = parse_store_uri(uri)
         refuse_unknown_options(parsed, self.options)
-        if parsed.authority or len(parsed.path) < 2 or "\0" in parsed.path:
+        path = parsed.path
+        is_root = not path.strip("/.")
+        if parsed.authority or is_root or "\0" in path or len(path) > _MAX_PATH:
             raise ConfigError(
                 Reason.CONFIG_VALUE,
-                f"option store: expected file:///path with an absolute path, found {uri!r}",
+                "option store: expected file:///path with the absolute path of a folder, of at "
+                f"most {_MAX_PATH} characters and not the root, found {uri[:200]!r}",
             )
         cap = parsed.options.get("max_nbytes")
         max_nbytes = None if cap is None else parse_nbytes("max_nbytes", cap)

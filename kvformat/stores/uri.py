@@ -26,6 +26,8 @@ class StoreURI(NamedTuple):
 
 def parse_store_uri(uri: str) -> StoreURI:
     """Split ``uri``. Raises ``ConfigError`` for text that is no URI or has an option twice."""
+    if not is_text(uri):
+        raise ConfigError(Reason.CONFIG_VALUE, f"option store: {uri!r} is no text")
     if "://" not in uri:
         raise ConfigError(
             Reason.CONFIG_VALUE,
@@ -47,6 +49,15 @@ def parse_store_uri(uri: str) -> StoreURI:
     if len(options) != len(pairs):
         raise ConfigError(Reason.CONFIG_CONFLICT, f"option store: {uri!r} has an option twice")
     return StoreURI(parts.scheme, parts.netloc, unquote(parts.path), options)
+
+
+def is_text(value: str) -> bool:
+    """Whether ``value`` can be written as UTF-8, which a lone surrogate can't."""
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def refuse_unknown_options(uri: StoreURI, known: Collection[str]) -> None:

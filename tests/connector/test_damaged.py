@@ -218,3 +218,17 @@ def test_a_block_that_fails_again_waits_twice_as_long() -> None:
     now[0] += 32
     distrusted.add([b"b"])
     assert len(distrusted) == 1
+
+
+def test_an_object_of_another_size_is_removed_unread(expected: list[list[bytes]]) -> None:
+    """An object that is larger than any of its layout is not read to find that out: it might be
+    larger than memory."""
+    store = FaultyStore()
+    save_and_damage(store, lambda data: flip(data) + bytes(len(data)))
+    read: list[str] = []
+    store.get = read.append  # type: ignore[attr-defined]
+    warm = SimulatedEngine(store)
+    assert warm.serve(Request("w", TOKENS)).kv == expected
+    judge(warm)
+    assert warm.counters.snapshot()["damaged.removed"] == 1
+    assert read == []

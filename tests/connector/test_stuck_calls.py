@@ -11,6 +11,7 @@ from faulty_store import FaultyStore
 from simulated_engine import BLOCK_SIZE, Request, SimulatedEngine
 
 from kvformat.stores.protocol import Code
+from kvformat_connector import scheduler, worker
 
 TOKENS = [(1 + index) % 250 for index in range(27)]
 NUM_FULL = 6
@@ -351,3 +352,17 @@ def test_keys_that_cannot_be_told_about_are_misses_alone(store: FaultyStore) -> 
     assert warm.scheduler.match(Request("a", TOKENS), 0) == 3 * BLOCK_SIZE
     assert warm.scheduler.match(Request("b", TOKENS), 0) == 3 * BLOCK_SIZE
     assert warm.counters.snapshot()["lookup.calls"] == 2
+
+
+def test_a_store_that_does_not_close_is_left_behind(
+    store: FaultyStore, valve: Valve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store whose end hangs, as Mooncake's does behind a frozen node, doesn't keep the process
+    that ends: it is waited for as long as threads are."""
+    monkeypatch.setattr(worker, "_CLOSE_LIMIT_S", 0.05)
+    monkeypatch.setattr(scheduler, "_CLOSE_LIMIT_S", 0.05)
+    engine = SimulatedEngine(store)
+    store.close = lambda: valve([])  # type: ignore[attr-defined]
+    engine.worker.close()
+    engine.scheduler.close()
+    assert valve.num_held == 2

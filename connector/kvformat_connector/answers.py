@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvformat.stores.protocol import Code
 
@@ -35,6 +35,14 @@ def ask(call: Callable[..., list[int]], keys: Sequence[str], *arguments: Any) ->
         )
         return [Code.INTERNAL] * len(keys)
     return codes
+
+
+class Moved(NamedTuple):
+    """What range calls moved: by key the bytes, or a code. ``is_whole`` where that is every byte
+    of every key."""
+
+    codes: list[int]
+    is_whole: bool
 
 
 def code_name(code: int) -> str:

@@ -14,7 +14,7 @@ import msgspec
 
 from kvformat.errors import Reason
 from kvformat.stores.protocol import Code
-from kvformat_connector.answers import code_name
+from kvformat_connector.answers import Moved, code_name
 from kvformat_connector.breaker import Breaker
 from kvformat_connector.damaged import suspects_among
 from kvformat_connector.loading import count_failures
@@ -189,11 +189,11 @@ class BulkLoads:
                     fail_for_staging(load.failures, load.rows)
                     return
                 try:
-                    codes = self._read_chunk(load, rows, chunk, stage)
+                    moved = self._read_chunk(load, rows, chunk, stage)
                 except BaseException:
                     staging.release(stage)
                     raise
-                self._lane.post(self._guarded, load, self._check, load, rows, chunk, stage, codes)
+                self._lane.post(self._guarded, load, self._check, load, rows, chunk, stage, moved)
 
     def _confirm(self, load: _Load) -> None:
         """What was read is still there when it has been read."""
@@ -210,7 +210,7 @@ class BulkLoads:
         finally:
             reader.close()
 
-    def _read_chunk(self, load: _Load, rows: Rows, chunk: Indices, stage: Stage) -> list[int]:
+    def _read_chunk(self, load: _Load, rows: Rows, chunk: Indices, stage: Stage) -> Moved:
         assert load.channel is not None
         start, nbytes = stage.address, stage.row_nbytes
         keys = [rows.keys[row] for row in chunk.tolist()]
@@ -221,16 +221,14 @@ class BulkLoads:
             self._breaker.trip("loading: no object can be read", keys[:1])
         elif any(code > 0 for code in codes):
             self._breaker.succeeded()
-        return codes
+        return Moved(codes, is_whole=codes == [nbytes] * len(codes))
 
-    def _check(
-        self, load: _Load, rows: Rows, chunk: Indices, stage: Stage, codes: list[int]
-    ) -> None:
+    def _check(self, load: _Load, rows: Rows, chunk: Indices, stage: Stage, moved: Moved) -> None:
         try:
             if not rows.num_live:
                 return
             what = "the object can't be read"
-            arrived = expect_nbytes(load.failures, rows, chunk, codes, stage.row_nbytes, what)
+            arrived = expect_nbytes(load.failures, rows, chunk, moved, stage.row_nbytes, what)
             found = chunk if arrived is None else chunk[arrived]
             header_bytes = rows_at(stage, arrived, slice(rows.template.object_map.header_nbytes))
             right = among(arrived, load.checker.take_headers(rows, found, header_bytes))

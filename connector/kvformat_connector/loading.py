@@ -26,8 +26,7 @@ from kvformat_connector.depth import Depth
 from kvformat_connector.engine import LayerAddress
 from kvformat_connector.objectcheck import Checker, Failures, among, expect_nbytes, rows_at
 from kvformat_connector.objects import Indices, ObjectLayer, Rank, Rows
-from kvformat_connector.reading import DEADLINE, ObjectReader
-from kvformat_connector.staging import Stage
+from kvformat_connector.reading import DEADLINE, ObjectReader, ReadLayer
 from kvformat_connector.stats import Counters
 from kvformat_connector.transfer import Channels, Lane
 
@@ -264,18 +263,17 @@ class LoadStep:
     def _read_chunk(self, rows: Rows, layer: ObjectLayer, chunk: Indices) -> None:
         if self._is_given_up or not rows.num_live:
             return
-        found = self._reader.read_layer(rows, chunk, layer)
-        if found is not None:
-            self._lane.post(self._guarded, self._check, rows, layer, chunk, *found)
+        read = self._reader.read_layer(rows, chunk, layer)
+        if read is not None:
+            self._lane.post(self._guarded, self._check, rows, layer, chunk, read)
 
-    def _check(
-        self, rows: Rows, layer: ObjectLayer, chunk: Indices, stage: Stage, codes: list[int] | None
-    ) -> None:
+    def _check(self, rows: Rows, layer: ObjectLayer, chunk: Indices, read: ReadLayer) -> None:
+        stage = read.stage
         try:
             if not rows.num_live:
                 return
             what = f"group {layer.group} layer {layer.layer}: the range can't be read"
-            arrived = expect_nbytes(self._failures, rows, chunk, codes, layer.nbytes, what)
+            arrived = expect_nbytes(self._failures, rows, chunk, read.moved, layer.nbytes, what)
             found = chunk if arrived is None else chunk[arrived]
             row_bytes = rows_at(stage, arrived)
             right = among(arrived, self._checker.check_layer(rows, layer, found, row_bytes))

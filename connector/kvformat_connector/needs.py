@@ -28,8 +28,8 @@ class ObjectNeeds(msgspec.Struct, frozen=True, kw_only=True):
     """One entry of a layout's ``objects``: its blocks, and the keys of each.
 
     ``block_size`` and ``window`` are in tokens; ``block_nbytes`` is the payload of a block in all
-    shards. ``parts`` has the part of a key between namespace
-    and block hash for every shard: a block is in the store when all of its shards are.
+    shards. ``parts`` has, for every shard, the part of a key between namespace and block hash: a
+    block is in the store when all of its shards are.
     """
 
     object_index: int

@@ -17,7 +17,7 @@ from kvformat.acceptance import check_header, check_same_write, range_mismatch
 from kvformat.checksum import checksum
 from kvformat.errors import RemoteDataError
 from kvformat.header import decode_header
-from kvformat_connector.answers import code_name
+from kvformat_connector.answers import Moved, code_name
 from kvformat_connector.objects import Indices, ObjectLayer, Rows
 from kvformat_connector.staging import Stage
 
@@ -169,13 +169,14 @@ def expect_nbytes(
     failures: Failures,
     rows: Rows,
     chunk: Indices,
-    codes: Sequence[int] | None,
+    moved: Moved,
     nbytes: int,
     what: str,
 ) -> Indices | None:
-    """Positions in ``chunk`` whose code is ``nbytes``, the size asked for; None where all are, as
-    they are without codes. The others fail."""
-    if codes is None or codes == [nbytes] * len(codes):
+    """Positions in ``chunk`` of which all ``nbytes`` were moved; None where all are. The others
+    fail."""
+    codes, is_whole = moved
+    if is_whole:
         return None
     for position, code in enumerate(codes):
         if code != nbytes:

@@ -28,6 +28,7 @@ from kvformat.plan import (
     plan_put,
 )
 from kvformat.stores.protocol import Code, Store
+from kvformat_connector.answers import Moved
 from kvformat_connector.config import Options
 from kvformat_connector.device import Device, Piece
 from kvformat_connector.engine import LayerAddress, Ranks, Replicas, replicas_of
@@ -339,9 +340,9 @@ class Rank:
         stage: Stage,
         stage_rows: Indices | None,
         offset: int,
-    ) -> list[int] | None:
-        """Range calls between rows of a stage, or all of them, and ``offset`` of the objects;
-        bytes by key, or a code. None where all of every row was moved."""
+    ) -> Moved:
+        """Range calls between rows of a stage, or all of them where ``stage_rows`` is None, and
+        ``offset`` of the objects."""
         limits = self.pace.limits
         nbytes, num_keys = stage.row_nbytes, len(keys)
         fits = num_keys <= limits.max_rows and num_keys * nbytes <= limits.max_nbytes
@@ -352,15 +353,12 @@ class Rank:
             stage_rows = np.arange(num_keys)
         totals = [0] * num_keys
         for batch in self._stage_ranges(stage, offset, limits).batches(stage_rows, limits):
-            codes = self._move(asking, call, keys[batch.rows], *batch.ranges)
-            if codes is None:
-                sizes = batch.ranges[1]
-                codes = [sum(sizes[0])] * len(sizes)
+            codes, _ = self._move(asking, call, keys[batch.rows], *batch.ranges)
             # A row may come in several calls; one that has failed in one stays failed.
             for row, code in enumerate(codes, batch.rows.start):
                 if totals[row] >= 0:
                     totals[row] = code if code < 0 else totals[row] + code
-        return None if totals == [nbytes] * num_keys else totals
+        return Moved(totals, is_whole=totals == [nbytes] * num_keys)
 
     def _move(
         self,
@@ -370,7 +368,7 @@ class Rank:
         addresses: Sequence[Sequence[int]],
         sizes: Sequence[Sequence[int]],
         offsets: Sequence[Sequence[int]],
-    ) -> list[int] | None:
+    ) -> Moved:
         """One range call. The next one is as large as this one was fast."""
         started = time.perf_counter()
         codes = asking.ask(call, keys, addresses, sizes, offsets)
@@ -379,7 +377,7 @@ class Rank:
         is_whole = codes == [nbytes] * len(keys)
         has_failed = not is_whole and Code.TRANSFER_FAILED in codes
         self.pace.note(len(keys) * nbytes, seconds, has_failed=has_failed)
-        return None if is_whole else codes
+        return Moved(codes, is_whole)
 
     def publish_manifest(self, asking: Asking, templates: Templates) -> int:
         """Store the manifest of a namespace, so that its keys can be explained by anyone."""

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from kvformat.stores.protocol import Code
-from kvformat_connector.answers import code_name
+from kvformat_connector.answers import Moved, code_name
 from kvformat_connector.breaker import Breaker
 from kvformat_connector.objectcheck import Checker, Failures, RowBytes, expect_nbytes, rows_at
 from kvformat_connector.objects import Indices, ObjectLayer, Rank, Rows
@@ -33,6 +33,13 @@ _NUM_CANARIES: Final = 2
 TRANSPORT_CODES: Final = (Code.TRANSFER_FAILED, Code.UNAVAILABLE, Code.INTERNAL)
 #: Answers of a range call to a session whose lease has run out.
 _LAPSED_CODES: Final = (Code.LEASE_EXPIRED, Code.INVALID)
+
+
+class ReadLayer(NamedTuple):
+    """One layer of some rows in a stage, one a row, and what of it arrived."""
+
+    stage: Stage
+    moved: Moved
 
 
 class ObjectReader:
@@ -71,17 +78,15 @@ class ObjectReader:
             self.header_s += time.perf_counter() - started
             yield _live(rows, window)
 
-    def read_layer(
-        self, rows: Rows, chunk: Indices, layer: ObjectLayer
-    ) -> tuple[Stage, list[int] | None] | None:
-        """One layer of some rows, in a stage that the caller releases, and bytes read by row, or a
-        code, None where all of each was. None where no stage came free in time."""
+    def read_layer(self, rows: Rows, chunk: Indices, layer: ObjectLayer) -> ReadLayer | None:
+        """One layer of some rows, in a stage that the caller releases. None where no stage came
+        free in time, so that the load has failed."""
         self._sessions.renew(self._rank.session_window)
         stage = self._take_stage(chunk, layer.nbytes)
         if stage is None:
             return None
         try:
-            return stage, self._read(rows, chunk, stage, layer.offset)
+            return ReadLayer(stage, self._read(rows, chunk, stage, layer.offset))
         except BaseException:
             self._rank.load_staging.release(stage)
             raise
@@ -147,13 +152,13 @@ class ObjectReader:
         if stage is None:
             return False
         try:
-            codes = self._read(rows, chunk, stage, 0)
+            moved = self._read(rows, chunk, stage, 0)
             what = "the header can't be read"
-            arrived = expect_nbytes(self._failures, rows, chunk, codes, nbytes, what)
+            arrived = expect_nbytes(self._failures, rows, chunk, moved, nbytes, what)
             judge(rows, chunk if arrived is None else chunk[arrived], rows_at(stage, arrived))
         finally:
             self._rank.load_staging.release(stage)
-        return codes is None or not all(code in TRANSPORT_CODES for code in codes)
+        return not all(code in TRANSPORT_CODES for code in moved.codes)
 
     def _take_stage(self, chunk: Indices, nbytes: int) -> Stage | None:
         stage = self._rank.load_staging.take(len(chunk), nbytes, self._deadline_s)
@@ -161,28 +166,25 @@ class ObjectReader:
             fail_for_staging(self._failures, self._rows)
         return stage
 
-    def _read(self, rows: Rows, chunk: Indices, stage: Stage, offset: int) -> list[int] | None:
-        """Fill a stage from ``offset`` of the objects on; bytes read by row, or a code. None where
-        all of it was filled."""
+    def _read(self, rows: Rows, chunk: Indices, stage: Stage, offset: int) -> Moved:
+        """Fill a stage from ``offset`` of the objects on."""
         keys = rows.keys_of(chunk)
         call = self._rank.store.get_ranges
-        codes = self._rank.move_stage(self._channel, call, keys, stage, None, offset)
-        if codes is not None and min(codes) < 0:
-            codes = self._read_lapsed(keys, codes, stage, offset)
-        if codes is None or max(codes) > 0:
+        moved = self._rank.move_stage(self._channel, call, keys, stage, None, offset)
+        if not moved.is_whole and min(moved.codes) < 0:
+            moved = self._read_lapsed(keys, moved, stage, offset)
+        if moved.is_whole or max(moved.codes) > 0:
             self._breaker.succeeded()
-        return codes
+        return moved
 
-    def _read_lapsed(
-        self, keys: list[str], codes: list[int], stage: Stage, offset: int
-    ) -> list[int]:
-        """Codes after reading rows again whose lease ran out, which starting the session again
-        mends; what the key holds by now is for the checksum to say."""
-        lapsed = [row for row, code in enumerate(codes) if code in _LAPSED_CODES]
+    def _read_lapsed(self, keys: list[str], moved: Moved, stage: Stage, offset: int) -> Moved:
+        """What is moved after reading rows again whose lease ran out, which starting the session
+        again mends; what the key holds by now is for the checksum to say."""
+        lapsed = [row for row, code in enumerate(moved.codes) if code in _LAPSED_CODES]
         opened = self._sessions.open([keys[row] for row in lapsed])
         again = [row for row, code in zip(lapsed, opened, strict=True) if code == Code.OK]
         if not again:
-            return codes
+            return moved
         self._counters.add("load.reopened", len(again))
         retried = self._rank.move_stage(
             self._channel,
@@ -192,10 +194,10 @@ class ObjectReader:
             np.array(again, np.int64),
             offset,
         )
-        codes = list(codes)
-        for position, row in enumerate(again):
-            codes[row] = stage.row_nbytes if retried is None else retried[position]
-        return codes
+        codes = list(moved.codes)
+        for row, code in zip(again, retried.codes, strict=True):
+            codes[row] = code
+        return Moved(codes, is_whole=codes == [stage.row_nbytes] * len(codes))
 
 
 def fail_for_staging(failures: Failures, all_rows: Sequence[Rows]) -> None:

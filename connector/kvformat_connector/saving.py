@@ -266,16 +266,16 @@ class SaveStep:
         """Store rows of a stage, those at ``positions`` or all; rows that fail are dropped."""
         moved = chunk if positions is None else chunk[positions]
         keys = rows.keys_of(moved)
-        totals = self._rank.move_stage(
+        codes, is_whole = self._rank.move_stage(
             self._channel, self._rank.store.put_ranges, keys, stage, positions, offset
         )
-        if totals is None:
+        if is_whole:
             return
         self._drop(
             rows,
             {
                 row: min(code, int(Code.TRANSFER_FAILED)) if code >= 0 else code
-                for row, code in zip(moved.tolist(), totals, strict=True)
+                for row, code in zip(moved.tolist(), codes, strict=True)
                 if code != stage.row_nbytes
             },
         )

@@ -23,6 +23,7 @@ from kvformat_connector.engine import (
     derive_placement,
     layer_addresses,
     merge_over_tensor_ranks,
+    wait_for_tensor_ranks,
 )
 from kvformat_connector.loading import LoadOutcome, LoadStep
 from kvformat_connector.manifests import Manifests
@@ -143,7 +144,7 @@ class Worker:
             # What the chunk before stored may not be visible yet, and what several ranks hold alike
             # another one may have stored.
             self.settle(self._deadline_s)
-            merge_over_tensor_ranks(self._ranks, set())
+            wait_for_tensor_ranks(self._ranks)
         # After that wait, in which a call may have taken too long.
         is_usable = self._is_store_usable()
         if is_usable and self._damaged is not None:

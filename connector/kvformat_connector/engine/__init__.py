@@ -30,6 +30,7 @@ from kvformat_connector.engine.ranks import (
     merge_over_tensor_ranks,
     ranks_of,
     replicas_of,
+    wait_for_tensor_ranks,
 )
 
 __all__ = [
@@ -51,5 +52,6 @@ __all__ = [
     "replicas_of",
     "require_same_layout",
     "stage_ranks",
+    "wait_for_tensor_ranks",
     "watch_adapters",
 ]

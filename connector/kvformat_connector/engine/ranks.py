@@ -149,6 +149,11 @@ def merge_over_tensor_ranks(ranks: Ranks, names: Set[str]) -> set[str]:
     return set().union(*said)
 
 
+def wait_for_tensor_ranks(ranks: Ranks) -> None:
+    """Return when every tensor rank of this stage has called it."""
+    merge_over_tensor_ranks(ranks, set())
+
+
 def _rank_heads(num_heads: int, size: int, rank: int) -> tuple[int, int]:
     if num_heads >= size:
         return rank * num_heads // size, (rank + 1) * num_heads // size

@@ -8,7 +8,7 @@ Source: spec/kvformat.md sections 6.4, 6.5 and 8.3.
 
 from __future__ import annotations
 
-from struct import Struct
+from struct import Struct, calcsize
 
 from xxhash import xxh3_64_intdigest
 
@@ -92,14 +92,19 @@ class UsualHeader:
         sample = encode_header(
             new_header(object_map, fingerprint, block_hash, bytes(16), [0] * num_ranges)
         )
-        checksums_at = wire.FIXED.size + sum(
+        start, write_id, place, hash_area, extension = (
+            calcsize("<" + run) for run in wire.FIXED_RUNS
+        )
+        tables = extension + sum(
             wire.GROUP.size + wire.WORD_NBYTES * (wire.completeness_words(layers) + 2 * layers)
             for _, _, layers in object_map.spans
         )
-        checksums_nbytes = wire.CHECKSUM.size * num_ranges
-        rest = len(sample) - wire.CHECKSUM.size - checksums_at - checksums_nbytes
+        checksums = wire.CHECKSUM.size * num_ranges
+        before_rest = start + write_id + place + hash_area + tables + checksums
+        rest = len(sample) - before_rest - wire.CHECKSUM.size
+        self._hash_area_nbytes = hash_area
         self._unpack = Struct(
-            f"<56s 16s 24s 64s {checksums_at - 160}s {checksums_nbytes}s {rest}s Q"
+            f"<{start}s{write_id}s{place}s{hash_area}s{tables}s{checksums}s{rest}sQ"
         ).unpack
         self._nbytes = len(sample)
         self._start, _, self._place, _, self._tables, _, self._rest, _ = self._unpack(sample)
@@ -112,7 +117,7 @@ class UsualHeader:
             return None
         start, write_id, place, hash_area, tables, checksums, rest, digest = self._unpack(header)
         is_usual = (
-            hash_area == block_hash.ljust(64, b"\0")
+            hash_area == block_hash.ljust(self._hash_area_nbytes, b"\0")
             and start == self._start
             and place == self._place
             and tables == self._tables

@@ -46,7 +46,10 @@ ALIGNMENT: Final = 64
 
 #: magic, major, minor, header_nbytes: all that is needed to read the rest.
 PREAMBLE: Final = Struct("<8sHHI")
-FIXED: Final = Struct("<8sHHIQQ16sQ16sQIHHHBBI64s32s")
+#: The fixed part in runs: what comes before the write id, the write id, what names the object's
+#: place, the block hash, and the extension.
+FIXED_RUNS: Final = ("8sHHIQQ16sQ", "16s", "QIHHHBBI", "64s", "32s")
+FIXED: Final = Struct("<" + "".join(FIXED_RUNS))
 GROUP: Final = Struct("<HHIII")
 CHECKSUM: Final = Struct("<Q")
 WORD_NBYTES: Final = 8

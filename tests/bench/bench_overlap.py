@@ -89,4 +89,5 @@ def least(transfers: list[float], computations: list[float]) -> float:
 
 
 if __name__ == "__main__":
-    report("overlap", [measure(40, 20), measure(40, 40), measure(20, 40), measure(10, 80)])
+    cases = ((80, 40), (40, 40), (20, 40), (10, 80), (40, 20))
+    report("overlap", [measure(*times) for times in cases])

@@ -6,9 +6,8 @@ import logging
 import os
 import time
 import uuid
-from concurrent.futures import Future, wait
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
 import kvformat
 from kvformat import registry
@@ -16,8 +15,8 @@ from kvformat.errors import ConnectorError, Reason, StoreUnavailableError
 from kvformat.stores.opening import open_store
 from kvformat.stores.protocol import Code, Store
 from kvformat_connector.config import parse_range_debug
+from kvformat_connector.deadline import within
 from kvformat_connector.tracing import TracedStore
-from kvformat_connector.transfer import Lane
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +55,13 @@ def warnings_at_start(vllm_config: Any) -> list[str]:
     return [sentence for sentence, is_so in said if is_so]
 
 
+@runtime_checkable
+class ChecksItself(Protocol):
+    """A store whose opening includes the check by an object, as that of Mooncake does."""
+
+    had_room: bool
+
+
 def open_checked_store(uri: str, role: str) -> CheckedStore:
     """The store, after an object has gone in, come back equal, and been removed. One without room
     passes too: what is in it can be read.
@@ -64,17 +70,12 @@ def open_checked_store(uri: str, role: str) -> CheckedStore:
     that takes longer, such as a folder on a file server that is gone, is left behind.
     """
     is_traced = parse_range_debug()
-    lane = Lane("open")
-    opened = lane.submit(_open_and_check, uri)
-    wait([opened], _OPEN_LIMIT_S)
-    lane.close(0.0)
-    if not opened.done():
-        opened.add_done_callback(_close_late)
-        raise StoreUnavailableError(
-            Reason.STORE_UNAVAILABLE,
-            f"option store: {uri!r} did not open within {_OPEN_LIMIT_S:g} s",
-        )
-    store, had_room = opened.result()
+    store, had_room = within(
+        _OPEN_LIMIT_S,
+        f"opening {uri!r}",
+        lambda: _open_and_check(uri),
+        lambda late: late.store.close(),
+    )
     return CheckedStore(TracedStore(store, role) if is_traced else store, had_room)
 
 
@@ -82,9 +83,7 @@ def _open_and_check(uri: str) -> CheckedStore:
     store = open_store(uri)
     start = time.perf_counter()
     try:
-        # That of Mooncake is part of opening it.
-        own_test: bool | None = getattr(store, "had_room", None)
-        had_room = check_by_use(store) if own_test is None else own_test
+        had_room = store.had_room if isinstance(store, ChecksItself) else check_by_use(store)
     except ConnectorError:
         store.close()
         raise
@@ -96,11 +95,6 @@ def _open_and_check(uri: str) -> CheckedStore:
             uri,
         )
     return CheckedStore(store, had_room)
-
-
-def _close_late(opened: Future[CheckedStore]) -> None:
-    if opened.exception() is None:
-        opened.result().store.close()
 
 
 def check_by_use(store: Store) -> bool:

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import re
 import socket
-import threading
-from collections.abc import Callable
-from typing import Final, TypeVar
+from typing import Final
 
 from kvformat.errors import ConfigError, Reason, StoreUnavailableError
+from kvformat_connector.deadline import within
 from kvformat_connector.store.mooncake_options import split_address
-
-T = TypeVar("T")
 
 _REACH_LIMIT_S = 2.0
 #: Finding the address of a name has no deadline of its own.
@@ -85,40 +82,11 @@ def reach_metadata_server(text: str) -> None:
     )
 
 
-def within(limit_s: float, what: str, address: str, call: Callable[[], T]) -> T:
-    """``call()``, or ``StoreUnavailableError`` if it takes too long.
-
-    It's left behind then, for Mooncake's calls can't be cancelled. It must be one that lets other
-    threads run, which ``setup`` doesn't.
-    """
-    answers: list[T] = []
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            answers.append(call())
-        except BaseException as error:  # handed to the caller below
-            errors.append(error)
-
-    thread = threading.Thread(target=run, name=f"mooncake-{what}", daemon=True)
-    thread.start()
-    thread.join(limit_s)
-    if errors:
-        raise errors[0]
-    if not answers:
-        raise StoreUnavailableError(
-            Reason.STORE_UNAVAILABLE,
-            f"option store: Mooncake's {what} ({address!r}) didn't end within {limit_s:g} s",
-        )
-    return answers[0]
-
-
 def _speak(host: str, port: int, request: bytes, what: str) -> str:
     """Connect, see that something is answered, and hang up; this machine's address there."""
     found = within(
         _NAME_LIMIT_S,
-        f"name of the {what}",
-        host,
+        f"finding the Mooncake {what} by its name, {host!r},",
         lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM),
     )
     names = sorted({str(address[0]) for *_, address in found})

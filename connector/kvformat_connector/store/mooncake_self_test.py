@@ -18,8 +18,8 @@ from collections.abc import Callable
 from kvformat.errors import Reason, StoreUnavailableError
 from kvformat.stores.arguments import address_of
 from kvformat.stores.protocol import Code, Store
+from kvformat_connector.deadline import within
 from kvformat_connector.store.mooncake_client import MooncakeVersions
-from kvformat_connector.store.mooncake_reach import within
 
 _NBYTES = 4096
 _LIMIT_S = 4.0
@@ -40,8 +40,7 @@ def check_by_use(
     """
     return within(
         _LIMIT_S,
-        "self test",
-        versions.master_server_address,
+        f"the self test with the Mooncake master at {versions.master_server_address!r}",
         lambda: _use(store, versions, force_remove, has_storage),
     )
 

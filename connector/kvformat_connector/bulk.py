@@ -19,13 +19,14 @@ from kvformat_connector.breaker import Breaker
 from kvformat_connector.damaged import suspects_among
 from kvformat_connector.loading import count_failures
 from kvformat_connector.objectcheck import Checker, Failures, among, expect_nbytes, rows_at
-from kvformat_connector.objects import Indices, Rank, Rows
+from kvformat_connector.objects import Rank
 from kvformat_connector.reading import (
     DEADLINE,
     TRANSPORT_CODES,
     ObjectReader,
     fail_for_staging,
 )
+from kvformat_connector.rows import Indices, Rows
 from kvformat_connector.staging import Stage
 from kvformat_connector.stats import Counters
 from kvformat_connector.transfer import Channel, Channels, Lane

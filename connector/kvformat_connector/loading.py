@@ -25,8 +25,9 @@ from kvformat_connector.damaged import suspects_among
 from kvformat_connector.depth import Depth
 from kvformat_connector.engine import LayerAddress
 from kvformat_connector.objectcheck import Checker, Failures, among, expect_nbytes, rows_at
-from kvformat_connector.objects import Indices, ObjectLayer, Rank, Rows
+from kvformat_connector.objects import Rank
 from kvformat_connector.reading import DEADLINE, ObjectReader, ReadLayer
+from kvformat_connector.rows import Indices, ObjectLayer, Rows
 from kvformat_connector.stats import Counters
 from kvformat_connector.transfer import Channels, Lane
 

@@ -18,7 +18,7 @@ from kvformat.checksum import checksum
 from kvformat.errors import RemoteDataError
 from kvformat.header import decode_header
 from kvformat_connector.answers import Moved, code_name
-from kvformat_connector.objects import Indices, ObjectLayer, Rows
+from kvformat_connector.rows import Indices, ObjectLayer, Rows
 from kvformat_connector.staging import Stage
 
 #: The bytes of a row, by its position in what is checked.

@@ -18,7 +18,8 @@ from kvformat.stores.protocol import Code
 from kvformat_connector.answers import Moved, code_name
 from kvformat_connector.breaker import Breaker
 from kvformat_connector.objectcheck import Checker, Failures, RowBytes, expect_nbytes, rows_at
-from kvformat_connector.objects import Indices, ObjectLayer, Rank, Rows
+from kvformat_connector.objects import Rank
+from kvformat_connector.rows import Indices, ObjectLayer, Rows
 from kvformat_connector.sessions import GetSessions
 from kvformat_connector.staging import Stage
 from kvformat_connector.stats import Counters

@@ -31,7 +31,8 @@ from kvformat_connector.answers import code_name
 from kvformat_connector.breaker import Breaker
 from kvformat_connector.engine import LayerAddress
 from kvformat_connector.messages import StoredBlock
-from kvformat_connector.objects import Indices, ObjectLayer, Rank, Rows
+from kvformat_connector.objects import Rank
+from kvformat_connector.rows import Indices, ObjectLayer, Rows
 from kvformat_connector.sessions import PutSessions
 from kvformat_connector.staging import Stage
 from kvformat_connector.stats import Counters

@@ -6,6 +6,7 @@ Source: vllm/distributed/kv_transfer/kv_connector/v1/base.py (the interface and 
 from __future__ import annotations
 
 import logging
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 from vllm.distributed.kv_transfer.kv_connector.v1 import base
@@ -144,7 +145,8 @@ class KVFormatConnector(KVConnectorBase_V1, SupportsHMA):
         #: The layer that was waited for last: what a hook without a name means.
         self._layer = ""
         if role == KVConnectorRole.SCHEDULER:
-            for sentence in (*without_effect(extra_config), *warnings_at_start(vllm_config)):
+            said = without_effect(extra_config), warnings_at_start(vllm_config, options)
+            for sentence in chain(*said):
                 logger.warning("%s", sentence)
         self._loaded_adapters = LoadedAdapters()
         if is_worker:

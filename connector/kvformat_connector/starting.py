@@ -14,7 +14,7 @@ from kvformat import registry
 from kvformat.errors import ConnectorError, Reason, StoreUnavailableError
 from kvformat.stores.opening import open_store
 from kvformat.stores.protocol import Code, Store
-from kvformat_connector.config import parse_range_debug
+from kvformat_connector.config import Options, parse_range_debug
 from kvformat_connector.deadline import within
 from kvformat_connector.tracing import TracedStore
 
@@ -38,6 +38,11 @@ _RESETS_FAIL: Final = (
     "weight_transfer_config is set and kv_load_failure_policy is 'fail': each reset ends requests "
     "that wait for whole objects with an error"
 )
+_PREFIX_MAY_REPEAT: Final = (
+    "option chunk_prefix_reload is true and kv_load_failure_policy is 'recompute': while the store "
+    "is full or doesn't answer, a long prompt is computed again in each chunk and doesn't end; "
+    "with 'fail' it ends with an error"
+)
 
 
 class CheckedStore(NamedTuple):
@@ -47,11 +52,16 @@ class CheckedStore(NamedTuple):
     had_room: bool
 
 
-def warnings_at_start(vllm_config: Any) -> list[str]:
-    """What an operator must know of the engine's settings."""
+def warnings_at_start(vllm_config: Any, options: Options) -> list[str]:
+    """What an operator must know of the engine's settings beside these options."""
     fails = vllm_config.kv_transfer_config.kv_load_failure_policy == "fail"
     updates = getattr(vllm_config, "weight_transfer_config", None) is not None
-    said = ((_LOADS_FAIL, fails), (_WEIGHTS_MAY_CHANGE, updates), (_RESETS_FAIL, fails and updates))
+    said = (
+        (_LOADS_FAIL, fails),
+        (_WEIGHTS_MAY_CHANGE, updates),
+        (_RESETS_FAIL, fails and updates),
+        (_PREFIX_MAY_REPEAT, options.chunk_prefix_reload and not fails),
+    )
     return [sentence for sentence, is_so in said if is_so]
 
 

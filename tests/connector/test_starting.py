@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from kvformat.errors import ConfigError, Reason, StoreUnavailableError
 from kvformat.stores.memory import MemoryStore
 from kvformat.stores.protocol import Code
 from kvformat_connector import starting
+from kvformat_connector.config import parse_options
 from kvformat_connector.starting import open_checked_store
 
 
@@ -35,6 +37,16 @@ def is_over() -> Iterator[threading.Event]:
     event = threading.Event()
     yield event
     event.set()
+
+
+@pytest.mark.parametrize(("policy", "number"), [("recompute", 1), ("fail", 0)])
+def test_reloading_and_recomputing_for_ever_is_warned_of(policy: str, number: int) -> None:
+    """A prefix that is needed in each chunk, and computed again where it can't be loaded, may keep
+    a request for ever; the operator is told which setting ends it."""
+    transfer = SimpleNamespace(kv_load_failure_policy=policy)
+    options = parse_options({"store": "memory://", "chunk_prefix_reload": True})
+    said = starting.warnings_at_start(SimpleNamespace(kv_transfer_config=transfer), options)
+    assert sum("chunk_prefix_reload" in sentence for sentence in said) == number
 
 
 def use(monkeypatch: pytest.MonkeyPatch, opening: Callable[[str], Any]) -> None:

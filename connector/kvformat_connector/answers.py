@@ -46,8 +46,9 @@ class Moved(NamedTuple):
 
 
 def code_name(code: int) -> str:
-    """The name under which a negative code is counted."""
+    """The name under which a negative code is counted; one for all that a store made up, so that
+    it can't make up any number of counters."""
     try:
         return Code(code).name.lower()
     except ValueError:
-        return f"code_{code}"
+        return "code_other"

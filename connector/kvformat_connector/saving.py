@@ -130,6 +130,11 @@ class SaveStep:
         """Whether every object is committed or given up, and every session ended."""
         return self._done.done()
 
+    @property
+    def is_left_behind(self) -> bool:
+        """Whether nobody waits any more for the calls of this step."""
+        return self._channel.is_abandoned
+
     def give_back_stages(self) -> None:
         """Free stages that no call has been given, because none will be: the channel was left
         behind, or the step is over. The stage in a call that hangs stays where it is."""

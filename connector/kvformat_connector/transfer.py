@@ -37,6 +37,8 @@ class Lane:
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._num_submitted = 0
         self._num_run = 0
+        self._lock = threading.Lock()
+        self._is_closed = False
         self._thread: threading.Thread | None = None
 
     def submit(self, job: Callable[..., T], *arguments: Any) -> Future[T]:
@@ -50,11 +52,14 @@ class Lane:
         self._put((None, job, arguments))
 
     def _put(self, job: _Job) -> None:
-        self._num_submitted += 1
-        self._jobs.put(job)
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
-            self._thread.start()
+        with self._lock:
+            self._num_submitted += 1
+            self._jobs.put(job)
+            if self._is_closed:
+                self._jobs.put(None)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+                self._thread.start()
 
     @property
     def is_idle(self) -> bool:
@@ -62,13 +67,25 @@ class Lane:
         return self._num_run == self._num_submitted
 
     def close(self, timeout_s: float | None = None) -> None:
-        """End the thread when what has been submitted is done, and wait for that so long."""
-        self._jobs.put(None)
-        if self._thread is not None:
-            self._thread.join(timeout_s)
+        """End the thread when what has been submitted is done, and wait for that so long. What is
+        submitted later runs all the same, on a thread that ends after it."""
+        with self._lock:
+            self._is_closed = True
+            thread = self._thread
+            if thread is not None:
+                self._jobs.put(None)
+        if thread is not None:
+            thread.join(timeout_s)
 
     def _work(self) -> None:
-        while (queued := self._jobs.get()) is not None:
+        while True:
+            queued = self._jobs.get()
+            if queued is None:
+                with self._lock:
+                    if self._jobs.empty():
+                        self._thread = None
+                        return
+                continue  # another end stands behind what was submitted meanwhile
             future, job, arguments = queued
             try:
                 result = job(*arguments)
@@ -127,11 +144,13 @@ class Channel:
         """Whether the engine has stopped waiting for this channel."""
         return self._is_abandoned
 
-    def wait(self, future: Future[Any], deadline_s: float) -> bool:
+    def wait(self, future: Future[Any], deadline_s: float, limit_s: float) -> bool:
         """Wait for a job. False as soon as one call on the channel takes longer than
-        ``deadline_s``; then the channel is to be abandoned."""
+        ``deadline_s``, or all of it longer than ``limit_s``; then the channel is to be
+        abandoned."""
+        over_at = self._clock() + limit_s
         while not future.done():
-            left = deadline_s - self.call_age_s
+            left = min(deadline_s - self.call_age_s, over_at - self._clock())
             if left <= 0 and not future.done():
                 return False
             # What the job raised is for whoever asks the future.

@@ -191,7 +191,8 @@ class Worker:
             for address in self._unhooked:
                 saves.put(address)
             saves.end(tainted)
-            self._pending.append(saves)
+            # Somebody may have settled during the step.
+            (self._left_behind if saves.is_left_behind else self._pending).append(saves)
             # One step waits for a store that is too slow, the next ones don't.
             self._save_wait_s = 0.0 if saves.found_no_stage else _SAVE_WAIT_S
 

@@ -10,7 +10,7 @@ from faulty_store import FaultyStore
 from simulated_engine import BLOCK_SIZE, Request, SimulatedEngine
 
 from kvformat.stores.protocol import Code
-from kvformat_connector.answers import ask
+from kvformat_connector.answers import ask, code_name
 
 TOKENS = [(1 + index) % 250 for index in range(27)]
 NUM_FULL = 6
@@ -117,3 +117,9 @@ def test_an_object_that_cannot_be_opened_fails_alone(
     assert counts["load.blocks"] == NUM_FULL - 1
     store.bend.clear()
     expect_idle(store, warm)
+
+
+def test_codes_that_a_store_made_up_are_counted_as_one() -> None:
+    """Names of counters end in a server's metrics: a store can't make up any number of them."""
+    assert {code_name(code) for code in (-10, -4711, -(2**40))} == {"code_other"}
+    assert code_name(Code.NOT_FOUND) == "not_found"

@@ -130,6 +130,24 @@ def test_a_store_that_is_slow_but_in_time_is_used(
     assert store.num_open_sessions == 0
 
 
+def test_calls_that_are_each_just_in_time_hold_a_step_up_twice_a_deadline(
+    store: FaultyStore, expected: list[list[bytes]]
+) -> None:
+    """A step loads by many calls, none of which is late: what isn't there when two deadlines have
+    passed is computed, and the store is left alone."""
+    SimulatedEngine(store).serve(Request("c", TOKENS))
+    warm = SimulatedEngine(
+        store, layerwise_max_transfer_blocks=1, transfer_deadline_ms=400, breaker_retry_ms=60_000
+    )
+    store.before["get_ranges"] = lambda keys: time.sleep(0.1)
+    served = warm.serve(Request("w", TOKENS))
+    assert served.kv == expected
+    counts = warm.counters.snapshot()
+    assert counts["rejected.deadline"] == len(served.failed_block_ids) == NUM_FULL
+    assert counts["breaker.opened"] == 1
+    until(lambda: not store.num_open_sessions)
+
+
 def test_what_a_late_call_brings_reaches_no_block(store: FaultyStore, valve: Valve) -> None:
     """The call of layer 1 comes back when the engine has given its blocks to another request: not
     one byte of the cache changes."""
@@ -179,6 +197,34 @@ def test_a_save_that_hangs_holds_no_step_up(
     assert engine.worker.num_open_sessions == 0
     stored = [key for key in store.list() if not key.endswith("manifest")]
     assert len(stored) == (NUM_FULL if method == "put_commit" else 0)
+
+
+def test_a_step_whose_channel_is_left_behind_while_it_computes_ends_too(
+    store: FaultyStore, valve: Valve
+) -> None:
+    """An earlier save hangs, and is found to between two layers. When the call has come back,
+    nothing of either step is open, or waits for a thread that has ended."""
+    store.before["put_ranges"] = valve
+    engine = SimulatedEngine(store, **FAST)
+    settle = engine.worker.settle
+    engine.worker.settle = lambda timeout_s: True  # type: ignore[method-assign]
+    engine.serve(Request("c", TOKENS))
+    until(lambda: valve.num_held)
+
+    def before_layer(layer_index: int) -> None:
+        if layer_index == 1:
+            assert settle(10)
+            assert engine.worker.num_left_behind == 1
+            valve.opened.set()
+            until(lambda: not engine.worker.num_left_behind)
+
+    engine.before_layer = before_layer  # type: ignore[assignment]
+    engine.serve(Request("d", [9, *TOKENS]))
+    assert settle(10)
+    staging = engine.worker._rank.save_staging  # type: ignore[union-attr]
+    until(lambda: not staging.num_taken_nbytes)
+    until(lambda: settle(0.0) and not engine.worker._left_behind)
+    assert (store.num_open_sessions, engine.worker.num_open_sessions) == (0, 0)
 
 
 def test_a_save_reads_nothing_that_changed_after_its_step(

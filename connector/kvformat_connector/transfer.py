@@ -107,6 +107,8 @@ class Channel:
         self._lane = Lane(name)
         self._clock = clock
         self._called_at: float | None = None
+        #: How long the last call took.
+        self.last_call_s = 0.0
         self._is_abandoned = False
 
     def submit(self, job: Callable[..., T], *arguments: Any) -> Future[T]:
@@ -127,11 +129,12 @@ class Channel:
         self, call: Callable[..., list[int]], keys: Sequence[str], *rest: Any
     ) -> list[int]:
         """The same on an abandoned channel too: for ending sessions."""
-        self._called_at = self._clock()
+        called_at = self._called_at = self._clock()
         try:
             return ask(call, keys, *rest)
         finally:
             self._called_at = None
+            self.last_call_s = self._clock() - called_at
 
     @property
     def call_age_s(self) -> float:
@@ -144,13 +147,11 @@ class Channel:
         """Whether the engine has stopped waiting for this channel."""
         return self._is_abandoned
 
-    def wait(self, future: Future[Any], deadline_s: float, limit_s: float) -> bool:
+    def wait(self, future: Future[Any], deadline_s: float) -> bool:
         """Wait for a job. False as soon as one call on the channel takes longer than
-        ``deadline_s``, or all of it longer than ``limit_s``; then the channel is to be
-        abandoned."""
-        over_at = self._clock() + limit_s
+        ``deadline_s``; then the channel is to be abandoned."""
         while not future.done():
-            left = min(deadline_s - self.call_age_s, over_at - self._clock())
+            left = deadline_s - self.call_age_s
             if left <= 0 and not future.done():
                 return False
             # What the job raised is for whoever asks the future.

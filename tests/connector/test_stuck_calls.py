@@ -133,8 +133,8 @@ def test_a_store_that_is_slow_but_in_time_is_used(
 def test_calls_that_are_each_just_in_time_hold_a_step_up_twice_a_deadline(
     store: FaultyStore, expected: list[list[bytes]]
 ) -> None:
-    """A step loads by many calls, none of which is late: what isn't there when two deadlines have
-    passed is computed, and the store is left alone."""
+    """A step loads by many calls, each of which takes a good part of its deadline: when they have
+    taken two deadlines together, the rest is computed, and the store is left alone."""
     SimulatedEngine(store).serve(Request("c", TOKENS))
     warm = SimulatedEngine(
         store, layerwise_max_transfer_blocks=1, transfer_deadline_ms=400, breaker_retry_ms=60_000

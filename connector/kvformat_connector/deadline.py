@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from typing import TypeVar
 
 from kvformat.errors import Reason, StoreUnavailableError
+from kvformat.stores.protocol import Store
 from kvformat_connector.transfer import Lane
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -38,3 +42,12 @@ def within(
     raise StoreUnavailableError(
         Reason.STORE_UNAVAILABLE, f"option store: {what} didn't end within {limit_s:g} s"
     )
+
+
+def close_within(limit_s: float, store: Store) -> None:
+    """Close a store, but leave it behind where it takes longer: it may wait for a call in it that
+    nobody else waits for any more."""
+    try:
+        within(limit_s, f"closing {store.uri!r}", store.close)
+    except Exception as error:  # the process ends all the same
+        logger.warning("%s", error)

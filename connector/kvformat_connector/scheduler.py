@@ -17,6 +17,7 @@ from kvformat_connector.adapters import Adapters
 from kvformat_connector.answers import ask
 from kvformat_connector.breaker import Breaker
 from kvformat_connector.config import Options
+from kvformat_connector.deadline import close_within
 from kvformat_connector.loadpolicy import LoadPolicy
 from kvformat_connector.lookup import Distrusted, PrefixLookup
 from kvformat_connector.messages import LoadMode, RequestStep, StepPlan, WorkerReport
@@ -24,7 +25,6 @@ from kvformat_connector.namespaces import Namespaces, Variant
 from kvformat_connector.needs import BlockIds, alignment, object_needs
 from kvformat_connector.stats import Counters
 from kvformat_connector.stepplanning import StepPlanner, TrackedRequest
-from kvformat_connector.transfer import close_within
 
 #: The end of a process waits at most so long for a store to close.
 _CLOSE_LIMIT_S: Final = 5.0

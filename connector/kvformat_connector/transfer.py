@@ -16,7 +16,7 @@ from concurrent.futures import Future, TimeoutError
 from contextlib import suppress
 from typing import Any, Final, TypeVar
 
-from kvformat.stores.protocol import Code, Store
+from kvformat.stores.protocol import Code
 from kvformat_connector.answers import ask
 
 logger = logging.getLogger(__name__)
@@ -201,11 +201,3 @@ class Channels:
     def close(self, timeout_s: float) -> None:
         """End the thread in use when it is done; those that hang end with the process."""
         self.current.close(timeout_s)
-
-
-def close_within(limit_s: float, store: Store) -> None:
-    """Close a store, but leave it behind where it takes longer: it may wait for a call in it that
-    nobody else waits for any more."""
-    lane = Lane("close")
-    lane.post(store.close)
-    lane.close(limit_s)

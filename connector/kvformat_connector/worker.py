@@ -16,6 +16,7 @@ from kvformat_connector.breaker import Breaker
 from kvformat_connector.bulk import BulkLoads
 from kvformat_connector.config import Options
 from kvformat_connector.damaged import Damaged
+from kvformat_connector.deadline import close_within
 from kvformat_connector.depth import Depth
 from kvformat_connector.engine import (
     LoadedAdapters,
@@ -34,7 +35,7 @@ from kvformat_connector.probing import probe_store
 from kvformat_connector.saving import SaveStep
 from kvformat_connector.stats import Counters
 from kvformat_connector.torchdevice import device_for
-from kvformat_connector.transfer import Channels, Lane, close_within
+from kvformat_connector.transfer import Channels, Lane
 
 logger = logging.getLogger(__name__)
 

@@ -1,20 +1,32 @@
 """The checks of ``kvformat doctor`` that need to know the connector, engines and stores.
 
-Imports neither vLLM nor Mooncake: what is installed is asked of package metadata, except for the
-Mooncake client's methods, for which there is no other way than to look.
+Imports no vLLM, which takes ten seconds: what is installed is asked of package metadata, and the
+fields of its configuration of its source. Mooncake's client is looked at for its methods, for which
+there is no other way.
 """
 
 from __future__ import annotations
 
+import ast
+import difflib
 import os
 import socket
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from kvformat.cli.doctor_document import Check, failed_check
-from kvformat.errors import ConnectorError, KVFormatError
+from kvformat.errors import (
+    ConfigError,
+    ConnectorError,
+    KVFormatError,
+    Reason,
+    StoreUnavailableError,
+)
+from kvformat.stores.opening import open_store
 from kvformat.stores.uri import parse_store_uri
 from kvformat_connector.config import (
     RANGE_DEBUG_VARIABLE,
@@ -30,6 +42,24 @@ from kvformat_connector.starting import installed_versions, open_checked_store
 _REACH_LIMIT_S: Final = 2.0
 _SEED_VARIABLE: Final = "PYTHONHASHSEED"
 _ROLES: Final = ("kv_both", "kv_producer", "kv_consumer")
+_POLICIES: Final = ("recompute", "fail")
+
+#: Fields of vLLM's ``KVTransferConfig`` (0.30 to 0.32), for where no vLLM is installed.
+TRANSFER_FIELDS: Final = (
+    "kv_connector",
+    "engine_id",
+    "kv_buffer_device",
+    "kv_buffer_size",
+    "kv_role",
+    "kv_rank",
+    "kv_parallel_size",
+    "kv_ip",
+    "kv_port",
+    "kv_connector_extra_config",
+    "kv_connector_module_path",
+    "enable_permute_local_kv",
+    "kv_load_failure_policy",
+)
 
 #: Options that must be the same on two servers for them to share an object.
 SHARED_OPTIONS: Final = (
@@ -61,27 +91,25 @@ def check_config(path: str, document: object) -> list[Check]:
     name = f"config {path}"
     if not isinstance(document, Mapping):
         return [Check(name, "failed", "it holds no JSON object", reason="config_value")]
+    refused = [
+        *_unknown_fields(name, document),
+        *_wrong_choices(name, document),
+        *_connector_names(name, document),
+    ]
     try:
         options = parse_options(_extra(document))
         role = document.get("kv_role")
         if role not in _ROLES:
-            return [
-                Check(
-                    name,
-                    "failed",
-                    f"kv_role is {role!r}, expected one of {', '.join(_ROLES)}",
-                    reason="config_value",
-                )
-            ]
+            return refused
         may_load, may_save = directions(str(role), options)
         given_identity(options)
     except KVFormatError as error:
-        return [failed_check(name, error)]
+        return [*refused, failed_check(name, error)]
     does = " and ".join(
         word for word, is_done in (("loads", may_load), ("saves", may_save)) if is_done
     )
     return [
-        *_connector_names(name, document),
+        *refused,
         Check(name, "ok", f"{does}, store {options.store}, tenant {options.tenant}"),
         *(Check(name, "notice", sentence) for sentence in without_effect(_extra(document))),
         *_failure_policy(name, document),
@@ -108,12 +136,32 @@ def option_differences(a: object, b: object) -> list[tuple[str, str, str]] | Non
 
 
 def _shared_value(options: Options, name: str) -> object:
+    if name == "store":
+        return _place(options.store)
     if name != "model_identity":
         return getattr(options, name)
     try:
         return given_identity(options)
     except KVFormatError:  # a file of another machine
         return f"what {options.model_identity_file} says"
+
+
+def _place(uri: str) -> str:
+    """Where a store keeps its objects. Its options say how a server uses it, which may differ."""
+    parsed = parse_store_uri(uri)
+    if parsed.scheme == "mooncake":
+        return f"mooncake://{parsed.authority or _configured_master(uri)}".lower()
+    path = os.path.normpath(f"/{parsed.path.lstrip('/')}") if parsed.path else ""
+    return f"{parsed.scheme}://{parsed.authority.lower()}{path}"
+
+
+def _configured_master(uri: str) -> str:
+    from kvformat_connector.store.mooncake_options import parse_mooncake_options
+
+    try:
+        return parse_mooncake_options(uri).master_server_address
+    except KVFormatError:  # the check of the store says why
+        return ""
 
 
 def store_of(document: object) -> str | None:
@@ -131,11 +179,12 @@ def check_store(uri: str) -> list[Check]:
         parsed = parse_store_uri(uri)
     except KVFormatError as error:
         return [failed_check("store", error)]
-    if parsed.scheme == "file" and not os.path.isdir(parsed.path):
+    makes_folder = parsed.scheme == "file" and parsed.options.get("readonly") != "true"
+    if makes_folder and not os.path.isdir(parsed.path):
         # Opening it would make the folder, and who only asks must not leave one behind.
-        return [Check("store", "skipped", f"{uri}: there is no such folder; a server makes it")]
+        return [_missing_folder(uri, parsed.path)]
     checks = list(_ports(uri))
-    if any(check.status == "unreachable" for check in checks):
+    if any(check.status in ("failed", "unreachable") for check in checks):
         return checks
     try:
         store, had_room = open_checked_store(uri, "doctor")
@@ -146,6 +195,29 @@ def check_store(uri: str) -> list[Check]:
         text = f"{uri}: no room for a test object: it is full, or nobody lends it memory"
         return [*checks, Check("store", "notice", text)]
     return [*checks, Check("store", "ok", f"{uri}: put, get, compare and remove work")]
+
+
+def _missing_folder(uri: str, path: str) -> Check:
+    """Whether a server could make a folder that isn't there."""
+    try:
+        open_store(uri, readonly=True).close()
+    except ConfigError as error:
+        return failed_check("store", error)
+    except KVFormatError:  # it isn't there, or no folder
+        pass
+    found = path
+    while not os.path.lexists(found):
+        found = os.path.dirname(found)
+    if os.path.isdir(found) and os.access(found, os.W_OK | os.X_OK):
+        return Check("store", "skipped", f"{uri}: there is no such folder; a server makes it")
+    why = "can't be written to" if os.path.isdir(found) else "is no folder"
+    return failed_check(
+        "store",
+        StoreUnavailableError(
+            Reason.STORE_UNAVAILABLE,
+            f"option store: folder {path!r} isn't there and can't be made: {found!r} {why}",
+        ),
+    )
 
 
 def _mooncake() -> Check:
@@ -225,8 +297,61 @@ def _connector_names(name: str, document: Mapping[str, Any]) -> Sequence[Check]:
     ]
 
 
+def _unknown_fields(name: str, document: Mapping[str, Any]) -> Sequence[Check]:
+    """What vLLM refuses at its command line, before it asks the connector."""
+    known = transfer_fields()
+    found: list[Check] = []
+    for field in document:
+        if field not in known:
+            close = difflib.get_close_matches(str(field), known, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
+            error = ConfigError(
+                Reason.CONFIG_UNKNOWN,
+                f"vLLM has no field {field!r} in --kv-transfer-config; {hint}",
+            )
+            found.append(failed_check(name, error))
+    return found
+
+
+def transfer_fields() -> Sequence[str]:
+    """Those of the vLLM that is installed here, else of the versions that are supported."""
+    spec = find_spec("vllm")
+    if spec is None or spec.origin is None:
+        return TRANSFER_FIELDS
+    source = Path(spec.origin).with_name("config") / "kv_transfer.py"
+    try:
+        tree = ast.parse(source.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return TRANSFER_FIELDS
+    found = [
+        line.target.id
+        for node in tree.body
+        if isinstance(node, ast.ClassDef) and node.name == "KVTransferConfig"
+        for line in node.body
+        if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)
+    ]
+    return found or TRANSFER_FIELDS
+
+
+def _wrong_choices(name: str, document: Mapping[str, Any]) -> Sequence[Check]:
+    choices = (
+        ("kv_role", document.get("kv_role"), _ROLES),
+        ("kv_load_failure_policy", document.get("kv_load_failure_policy", "fail"), _POLICIES),
+    )
+    return [
+        Check(
+            name,
+            "failed",
+            f"{field} is {value!r}, expected one of {', '.join(expected)}",
+            reason=Reason.CONFIG_VALUE.value,
+        )
+        for field, value, expected in choices
+        if value not in expected
+    ]
+
+
 def _failure_policy(name: str, document: Mapping[str, Any]) -> Sequence[Check]:
-    if document.get("kv_load_failure_policy", "fail") == "recompute":
+    if document.get("kv_load_failure_policy", "fail") != "fail":
         return []
     return [
         Check(

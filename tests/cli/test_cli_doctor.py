@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,10 @@ from conftest import Outcome, Run
 
 from kvformat.fingerprint import manifest
 from kvformat.stores import Store, open_store
+from kvformat_connector import diagnosis
 from kvformat_connector.store.mooncake_services import MooncakeServices
+
+EXAMPLES = Path(__file__).parents[2] / "connector" / "examples"
 
 CONFIG: dict[str, Any] = {
     "kv_connector": "KVFormatConnector",
@@ -61,6 +65,9 @@ def test_a_configuration_that_works(run: Run, tmp_path: Path) -> None:
         ({}, {}, "config_missing"),
         ({"store": "memory://"}, {"kv_role": "both"}, "config_value"),
         ({"store": "memory://"}, {"kv_connector": "Other"}, "config_value"),
+        ({"store": "memory://"}, {"kv_rool": "kv_both"}, "config_unknown"),
+        ({"store": "memory://"}, {"kv_load_failure_policy": "recomptue"}, "config_value"),
+        ({"store": "memory://"}, {"kv_load_failure_policy": None}, "config_value"),
         (
             {"store": "memory://", "consumer_is_to_load": False},
             {"kv_role": "kv_consumer"},
@@ -75,6 +82,27 @@ def test_what_a_start_would_refuse(
     outcome = run("doctor", "--config", config(tmp_path / "a", extra, **fields), "--json")
     assert outcome.code == 1
     assert [problem["reason"] for problem in outcome.json["problems"]] == [reason]
+    assert "notice" not in statuses(outcome, "config")
+
+
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_every_field_of_vllm_is_known(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_installed: bool
+) -> None:
+    """Those of the installed vLLM, and where there is none those that are written down."""
+    if not is_installed:
+        monkeypatch.setattr(diagnosis, "find_spec", lambda name: None)
+    fields = {"engine_id": "a", "kv_port": 14579, "enable_permute_local_kv": False}
+    assert run("doctor", "--config", config(tmp_path / "a", **fields)).code == 0
+    refused = run("doctor", "--config", config(tmp_path / "a", kv_rool="a"), "--json")
+    assert "'kv_role'" in refused.json["problems"][0]["detail"]
+
+
+def test_the_written_fields_are_those_of_vllm() -> None:
+    """None of the installed version's is missing; they are read without importing it."""
+    found = {*diagnosis.transfer_fields()}
+    assert {"kv_role", "kv_connector_extra_config", "kv_load_failure_policy"} <= found
+    assert found <= {*diagnosis.TRANSFER_FIELDS}
 
 
 def test_what_a_start_would_warn_of(run: Run, tmp_path: Path) -> None:
@@ -100,6 +128,42 @@ def test_asking_makes_no_folder(run: Run, tmp_path: Path) -> None:
     outcome = run("doctor", "--store", f"file://{tmp_path}/none", "--json")
     assert (outcome.code, check(outcome, "store")["status"]) == (0, "skipped")
     assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("below", ["", "/kv", "/kv/deeper"])
+def test_a_folder_that_no_server_can_make(run: Run, tmp_path: Path, below: str) -> None:
+    """A file where the folder or one above it should be is what a start would end at."""
+    (tmp_path / "file").write_bytes(b"")
+    outcome = run("doctor", "--store", f"file://{tmp_path}/file{below}", "--json")
+    assert (outcome.code, check(outcome, "store")["reason"]) == (2, "store_unavailable")
+
+
+def test_a_folder_that_nobody_may_write_to(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The nearest folder that is there decides; a store that is only read isn't made at all."""
+    asked: list[object] = []
+    monkeypatch.setattr(os, "access", lambda path, mode: asked.append(path))
+    for options in ("", "?readonly=true"):
+        outcome = run("doctor", "--store", f"file://{tmp_path}/a/b{options}", "--json")
+        assert (outcome.code, check(outcome, "store")["reason"]) == (2, "store_unavailable")
+    assert asked == [str(tmp_path)]
+
+
+@pytest.mark.parametrize("uri", ["file://host/none/kv", "file:///none/kv?max_byte=1"])
+def test_a_wrong_uri_of_a_folder_that_is_not_there(run: Run, uri: str) -> None:
+    """A wrong option is told before there is a folder."""
+    outcome = run("doctor", "--store", uri, "--json")
+    assert (outcome.code, check(outcome, "store")["status"]) == (1, "failed")
+
+
+def test_a_store_that_names_no_master(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is told once."""
+    for variable in ("MOONCAKE_CONFIG_PATH", "MOONCAKE_MASTER"):
+        monkeypatch.delenv(variable, raising=False)
+    outcome = run("doctor", "--store", "mooncake://", "--json")
+    assert [p["reason"] for p in outcome.json["problems"]] == ["config_missing"]
+    assert outcome.code == 1
 
 
 def test_a_test_object_is_gone_afterwards(run: Run, tmp_path: Path) -> None:
@@ -138,6 +202,37 @@ def test_two_configurations_that_would_not_share(run: Run, tmp_path: Path) -> No
     assert outcome.json["option_differences"] == [{"option": "tenant", "a": "x", "b": "y"}]
     same = run("doctor", "--config", a, "--config", a, "--json")
     assert (same.code, same.json["option_differences"]) == (0, [])
+
+
+def test_our_examples_of_prefill_and_decode_share() -> None:
+    """Where a prefill server puts copies is no matter of the decode server."""
+    prefill, decode = (
+        json.loads((EXAMPLES / f"vllm-{name}.json").read_text()) for name in ("prefill", "decode")
+    )
+    assert diagnosis.option_differences(prefill, decode) == []
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "is_one"),
+    [
+        ("file:////kv", "file:///x/..//kv/?max_nbytes=1G", True),
+        ("file:///kv", "file:///kv2", False),
+        ("file:///kv", "memory://kv", False),
+        ("memory://a", "memory://b", False),
+        ("mooncake://", "mooncake://Host:1?replica_num=2", True),
+        ("mooncake://", "mooncake://host:2", False),
+        ("mooncake://host:1?metrics=host:3", "mooncake://host:1?metrics=host:4", True),
+    ],
+)
+def test_stores_are_compared_by_where_they_are(
+    monkeypatch: pytest.MonkeyPatch, a: str, b: str, is_one: bool
+) -> None:
+    """Scheme, host and folder, or Mooncake's master; options of a server's own don't count."""
+    monkeypatch.setenv("MOONCAKE_MASTER", "host:1")
+    documents = [{**CONFIG, "kv_connector_extra_config": {"store": uri}} for uri in (a, b)]
+    found = diagnosis.option_differences(*documents)
+    assert found is not None
+    assert [name for name, _, _ in found] == ([] if is_one else ["store"])
 
 
 def test_weights_that_a_file_names_are_compared_by_its_text(run: Run, tmp_path: Path) -> None:

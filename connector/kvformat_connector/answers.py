@@ -52,3 +52,11 @@ def code_name(code: int) -> str:
         return Code(code).name.lower()
     except ValueError:
         return "code_other"
+
+
+def answer_name(answer: int) -> str:
+    """An answer to people: the name of a code, with the number of one that a store made up."""
+    if answer > 0:
+        return str(answer)
+    name = code_name(answer)
+    return f"{name} {answer}" if name == "code_other" else name

@@ -14,6 +14,8 @@ from kvformat import registry
 from kvformat.errors import ConnectorError, Reason, StoreUnavailableError
 from kvformat.stores.opening import open_store
 from kvformat.stores.protocol import Code, Store
+from kvformat.stores.uri import is_readonly
+from kvformat_connector.answers import answer_name
 from kvformat_connector.config import Options, parse_range_debug
 from kvformat_connector.deadline import within
 from kvformat_connector.tracing import TracedStore
@@ -74,7 +76,7 @@ class ChecksItself(Protocol):
 
 def open_checked_store(uri: str, role: str) -> CheckedStore:
     """The store, after an object has gone in, come back equal, and been removed. One without room
-    passes too: what is in it can be read.
+    passes too: what is in it can be read. Into one that is only read nothing is put.
 
     Raises ``ConfigError`` and ``StoreUnavailableError`` within 10 s, whatever the store does: one
     that takes longer, such as a folder on a file server that is gone, is left behind.
@@ -93,7 +95,10 @@ def _open_and_check(uri: str) -> CheckedStore:
     store = open_store(uri)
     start = time.perf_counter()
     try:
-        had_room = store.had_room if isinstance(store, ChecksItself) else check_by_use(store)
+        if isinstance(store, ChecksItself):
+            had_room = store.had_room
+        else:
+            had_room = is_readonly(uri) or check_by_use(store)
     except ConnectorError:
         store.close()
         raise
@@ -118,13 +123,13 @@ def check_by_use(store: Store) -> bool:
     if code == Code.NO_SPACE:
         return False
     if code != Code.OK:
-        raise _failed(store, "put", int(Code.OK), code)
+        raise _failed(store, "put", answer_name(Code.OK), answer_name(code))
     found = store.get(key)
     if found != content:
-        raise _failed(store, "get", "the bytes put", "none" if found is None else "other bytes")
+        raise _failed(store, "get", "the bytes put", "nothing" if found is None else "other bytes")
     code = store.remove([key])[0]
     if code != Code.OK:
-        raise _failed(store, "remove", int(Code.OK), code)
+        raise _failed(store, "remove", answer_name(Code.OK), answer_name(code))
     return True
 
 
@@ -153,7 +158,7 @@ def log_versions(store: Store) -> None:
     )
 
 
-def _failed(store: Store, step: str, expected: object, found: object) -> StoreUnavailableError:
+def _failed(store: Store, step: str, expected: str, found: str) -> StoreUnavailableError:
     return StoreUnavailableError(
         Reason.STORE_UNAVAILABLE,
         f"option store: the self-test on {store.uri!r} failed at {step!r}: expected {expected}, "

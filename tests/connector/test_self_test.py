@@ -34,19 +34,23 @@ def test_a_store_without_room_is_still_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "answer", "step"),
+    ("method", "answer", "step", "found"),
     [
-        ("put", Code.UNAVAILABLE, "put"),
-        ("get", b"other bytes", "get"),
-        ("get", None, "get"),
-        ("remove", [Code.TRANSFER_FAILED], "remove"),
+        ("put", Code.UNAVAILABLE, "put", "unavailable"),
+        ("put", -1234, "put", "code_other -1234"),
+        ("get", b"other bytes", "get", "other bytes"),
+        ("get", None, "get", "nothing"),
+        ("remove", [Code.TRANSFER_FAILED], "remove", "transfer_failed"),
     ],
 )
-def test_a_store_that_does_not_work_stops_the_start(method: str, answer: Any, step: str) -> None:
-    """The error names the step."""
+def test_a_store_that_does_not_work_stops_the_start(
+    method: str, answer: Any, step: str, found: str
+) -> None:
+    """The error names the step, and the store's answer by its name."""
     store = MemoryStore("memory://")
     setattr(store, method, lambda *arguments: answer)
     with pytest.raises(StoreUnavailableError) as caught:
         check_by_use(store)
     assert caught.value.reason is Reason.STORE_UNAVAILABLE
     assert repr(step) in caught.value.detail
+    assert f"found {found}" in caught.value.detail

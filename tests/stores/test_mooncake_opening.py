@@ -351,6 +351,25 @@ def test_self_test_names_the_step(
     assert repr(step) in error.detail
 
 
+@pytest.mark.parametrize(
+    ("call", "answer", "found"),
+    [
+        ("batch_put_from_multi_buffer_ranges", [-800], "transfer_failed"),
+        ("batch_put_from_multi_buffer_ranges", [-600], "invalid"),
+        ("batch_get_into_multi_buffer_ranges", [-600], "invalid"),
+    ],
+)
+def test_a_storage_node_that_is_gone_is_told(
+    client: Client, master: str, call: str, answer: list[int], found: str
+) -> None:
+    """Versions aren't suspected where no bytes move: the answer has its name, the node is named."""
+    client.answers[call] = answer
+    error = refusal(f"mooncake://{master}")
+    assert f"found {found};" in error.detail
+    assert "storage node" in error.detail
+    assert "version?" not in error.detail
+
+
 def test_no_room_in_the_store(client: Client, master: str) -> None:
     """A pool without room says so a while, and opens all the same: it can be read. Where nobody can
     tell whether it has memory at all, that is assumed."""

@@ -36,6 +36,8 @@ _MOONCAKE_NAMES = (
 _REPLICA_NAMES = ("preferred_segment", "prefer_alloc_in_same_node", "replica_num", "soft_pin_ms")
 _SWITCHES = ("preferred_segment", "prefer_alloc_in_same_node")
 _OWN_NAMES = ("metrics", "put_session_limit_ms", "readonly")
+#: What a URI may hold.
+URI_OPTIONS: Final = (*_MOONCAKE_NAMES, *_REPLICA_NAMES, *_OWN_NAMES)
 # Environment variables that come before the file, as vllm-ascend has them.
 _VARIABLES = {
     "MOONCAKE_MASTER": "master_server_address",
@@ -62,7 +64,7 @@ class MooncakeOptions(msgspec.Struct, frozen=True, kw_only=True):
     metrics: str = ""
     #: A put session older than this is given up, long before Mooncake hands its memory to others.
     put_session_limit_ms: int = 20_000
-    #: Store and remove nothing, not even the object of the self test.
+    #: Store and remove nothing, not even the object of the self-test.
     readonly: bool = False
     #: The segment that an object's first copy goes to. ``true``: the memory this process lends.
     preferred_segment: str = ""
@@ -77,7 +79,7 @@ class MooncakeOptions(msgspec.Struct, frozen=True, kw_only=True):
 def parse_mooncake_options(uri: str) -> MooncakeOptions:
     """The options of ``uri``. Raises ``ConfigError`` naming option, value and where it stands."""
     parsed = parse_store_uri(uri)
-    refuse_unknown_options(parsed, (*_MOONCAKE_NAMES, *_REPLICA_NAMES, *_OWN_NAMES))
+    refuse_unknown_options(parsed, URI_OPTIONS)
     if parsed.path.strip("/"):
         raise ConfigError(
             Reason.CONFIG_VALUE,

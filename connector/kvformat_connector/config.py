@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import difflib
 import os
+import types
 from collections.abc import Mapping
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 from urllib.parse import urlencode
 
 import msgspec
 
 from kvformat.errors import ConfigError, Reason
 from kvformat.registry import MAX_INTEGER
-from kvformat.stores.uri import is_text, parse_store_uri
+from kvformat.stores.file import FileStore
+from kvformat.stores.uri import is_readonly, is_text, parse_store_uri
 from kvformat_connector.ported import translate
+from kvformat_connector.store.mooncake_options import URI_OPTIONS
 
 #: Store URI of a backend that is named the way vllm-ascend names it.
 _BACKEND_URIS: Final = {"mooncake": "mooncake://", "memory": "memory://"}
@@ -90,6 +93,19 @@ _LEAST: Final = {
 _WAITS: Final = ("transfer_deadline_ms", "breaker_retry_ms", "failed_key_retry_ms")
 _MAX_MS: Final = 86_400_000
 
+_KINDS: Final[dict[Any, str]] = {
+    bool: "true or false",
+    int: "a whole number",
+    str: "a text",
+    list[int]: "a list of whole numbers",
+}
+
+#: Options of stores, by how a URI begins: they stand in the URI.
+_OF_STORES: Final = {
+    "file:///path": FileStore.options,
+    "mooncake://host:port": URI_OPTIONS,
+}
+
 #: Texts that mean nothing when they are empty.
 _NEVER_EMPTY: Final = ("tenant", "preferred_segment")
 
@@ -119,12 +135,10 @@ def parse_options(extra_config: Mapping[str, Any]) -> Options:
     known = Options.__struct_fields__
     for name in given:
         if name not in known:
-            close = difflib.get_close_matches(str(name), known, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
             raise ConfigError(
                 Reason.CONFIG_UNKNOWN,
                 f"unknown option {name!r} (value {given[name]!r}) in "
-                f"kv_connector_extra_config; {hint}",
+                f"kv_connector_extra_config; {_hint(str(name), given)}",
             )
     for name, value in given.items():
         if isinstance(value, str) and not is_text(value):
@@ -138,7 +152,7 @@ def parse_options(extra_config: Mapping[str, Any]) -> Options:
         name = _named_option(str(error))
         raise ConfigError(
             Reason.CONFIG_VALUE,
-            f"option {name!r} has the value {given.get(name)!r}: {error}",
+            f"option {name!r} has the value {given.get(name)!r}, expected {_expected(name)}",
         ) from None
     _check_values(options)
     return msgspec.structs.replace(
@@ -163,22 +177,36 @@ def parse_range_debug(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def directions(kv_role: str, options: Options) -> tuple[bool, bool]:
-    """Whether a server of this role loads from the store, and whether it saves to it.
+    """Whether a server of this role loads from the store, and whether it saves to it. Nobody saves
+    to a store that is opened to be read.
 
     Raises ``ConfigError`` with reason ``config_conflict`` for a server that does neither.
     """
+    can_save = not is_readonly(options.store)
     if kv_role == "kv_both":
-        return True, True
+        return True, can_save
     if kv_role == "kv_producer":
         # As in vllm-ascend and vLLM's own pool: prompts of a prefill server share prefixes too.
-        return options.producer_is_to_load, True
-    if not options.consumer_is_to_load and not options.consumer_is_to_put:
+        if not options.producer_is_to_load and not can_save:
+            raise ConfigError(
+                Reason.CONFIG_CONFLICT,
+                f"kv_role is {kv_role!r}, option 'producer_is_to_load' has the value False and the "
+                f"store {options.store!r} is readonly: nothing is left to do",
+            )
+        return options.producer_is_to_load, can_save
+    may_save = options.consumer_is_to_put and can_save
+    if not options.consumer_is_to_load and not may_save:
         raise ConfigError(
             Reason.CONFIG_CONFLICT,
-            f"kv_role is {kv_role!r}, option 'consumer_is_to_load' has the value False and option "
-            "'consumer_is_to_put' has the value False: nothing is left to do",
+            f"kv_role is {kv_role!r}, option 'consumer_is_to_load' has the value False and "
+            + (
+                f"the store {options.store!r} is readonly"
+                if options.consumer_is_to_put
+                else "option 'consumer_is_to_put' has the value False"
+            )
+            + ": nothing is left to do",
         )
-    return options.consumer_is_to_load, options.consumer_is_to_put
+    return options.consumer_is_to_load, may_save
 
 
 def _named_option(text: str) -> str:
@@ -186,14 +214,39 @@ def _named_option(text: str) -> str:
     return text.rpartition("$.")[2].rstrip("`").partition("[")[0] if "$." in text else ""
 
 
+def _expected(name: str) -> str:
+    """What an option may be, in words."""
+    hint = get_type_hints(Options)[name]
+    words: list[str] = []
+    for part in get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,):
+        if get_origin(part) is Literal:
+            words += map(repr, get_args(part))
+        elif part in _KINDS:
+            words.append(_KINDS[part])
+    return " or ".join(words)
+
+
+def _hint(name: str, given: Mapping[str, Any]) -> str:
+    """What somebody who gave an option that isn't there has probably meant."""
+    uris = [uri for uri, options in _OF_STORES.items() if name in options]
+    if uris:
+        scheme = str(given.get("store") or given.get("backend") or "").partition(":")[0]
+        uri = next((uri for uri in uris if uri.startswith(f"{scheme}:")), uris[0])
+        return f"it is one of the store: put it into option 'store', as in {uri}?{name}=..."
+    known = Options.__struct_fields__
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
+
+
 def _check_values(options: Options) -> None:
     for name, least in _LEAST.items():
         value = getattr(options, name)
         most = _MAX_MS if name in _WAITS else MAX_INTEGER
         if isinstance(value, int) and not least <= value <= most:
+            bound = f"{least} to {most}" if name in _WAITS or value > most else f"at least {least}"
             raise ConfigError(
                 Reason.CONFIG_VALUE,
-                f"option {name!r} has the value {value!r}, expected {least} to {most}",
+                f"option {name!r} has the value {value!r}, expected {bound}",
             )
     if isinstance(options.layer_segments, list) and min(options.layer_segments, default=0) < 1:
         raise ConfigError(

@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 
 from kvformat.stores.protocol import Code
+from kvformat.stores.uri import is_readonly
 from kvformat_connector.answers import ask
 from kvformat_connector.objects import Rank
 from kvformat_connector.sessions import Direct, GetSessions
@@ -19,8 +20,11 @@ _NUM_BYTES_READ: Final = 64
 def probe_store(rank: Rank, suspects: Sequence[str]) -> bool:
     """Whether the namespace's manifest can be put and read back through the calls that loads use,
     and so can those suspects that are still there. A store that is too full for a manifest answers,
-    and is as good to load from as any."""
+    and is as good to load from as any. In a store that is only read, nothing is put."""
     own = rank.own
+    if is_readonly(rank.store.uri):
+        suspects = (own.manifest_key, *suspects)
+        return all(_read(rank, key, _NUM_BYTES_READ) != b"" for key in suspects)
     code = rank.publish_manifest(Direct(), own)
     if code != Code.NO_SPACE:
         if code not in (Code.OK, Code.EXISTS):

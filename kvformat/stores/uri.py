@@ -96,6 +96,11 @@ def parse_flag(option: str, text: str) -> bool:
     return text == "true"
 
 
+def is_readonly(uri: str) -> bool:
+    """Whether a store's URI says that nothing in it is to be changed."""
+    return parse_flag("readonly", parse_store_uri(uri).options.get("readonly", "false"))
+
+
 def parse_whole_number(option: str, text: str) -> int:
     """A number of at least 1. Raises ``ConfigError`` naming ``option`` for anything else."""
     if not re.fullmatch(r"[0-9]{1,18}", text) or int(text) == 0:

@@ -68,6 +68,19 @@ STORE = {"store": "memory://"}
         ({**STORE, "layer_segments": [4, 0]}, Reason.CONFIG_VALUE, "layer_segments"),
         ({**STORE, "layer_segments": []}, Reason.CONFIG_VALUE, "layer_segments"),
         ({**STORE, "preferred_segment": ""}, Reason.CONFIG_VALUE, "preferred_segment"),
+        ({**STORE, "max_nbytes": "1GiB"}, Reason.CONFIG_UNKNOWN, "file:///path?max_nbytes=..."),
+        (
+            {"store": "mooncake://a:1", "readonly": True},
+            Reason.CONFIG_UNKNOWN,
+            "mooncake://host:port?readonly=...",
+        ),
+        ({**STORE, "lookup_window": "8"}, Reason.CONFIG_VALUE, "'8', expected a whole number"),
+        ({**STORE, "lookup_window": 0}, Reason.CONFIG_VALUE, "expected at least 1"),
+        (
+            {**STORE, "overlap_saves": 1},
+            Reason.CONFIG_VALUE,
+            "1, expected true or false or 'auto'",
+        ),
         ({**STORE, "Tenant": "a"}, Reason.CONFIG_UNKNOWN, "did you mean 'tenant'"),
         ({"store": "://a"}, Reason.CONFIG_VALUE, "'://a'"),
         ({"store": "file:///a?max_nbytes"}, Reason.CONFIG_VALUE, "max_nbytes"),
@@ -244,6 +257,32 @@ def test_roles_load_and_save(
 ) -> None:
     """What a role does, and how a consumer's options change it."""
     assert directions(role, parse_options({**STORE, **options})) == expected
+
+
+@pytest.mark.parametrize(
+    ("role", "options"),
+    [("kv_both", {}), ("kv_producer", {}), ("kv_consumer", {"consumer_is_to_put": True})],
+)
+def test_nobody_saves_to_a_store_that_is_only_read(role: str, options: dict[str, object]) -> None:
+    """A put that is refused would count as a failure of the store, and end its loads as well."""
+    given = {"store": "file:///kv?readonly=true", **options}
+    assert directions(role, parse_options(given)) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("role", "options"),
+    [
+        ("kv_producer", {"producer_is_to_load": False}),
+        ("kv_consumer", {"consumer_is_to_load": False, "consumer_is_to_put": True}),
+    ],
+)
+def test_a_store_that_is_only_read_and_not_loaded_from_is_refused(
+    role: str, options: dict[str, object]
+) -> None:
+    """Contradictory: it would neither load nor save."""
+    with pytest.raises(ConfigError) as caught:
+        directions(role, parse_options({"store": "file:///kv?readonly=true", **options}))
+    assert caught.value.reason is Reason.CONFIG_CONFLICT
 
 
 def test_a_consumer_with_nothing_to_do_is_refused() -> None:

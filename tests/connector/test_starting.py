@@ -117,3 +117,16 @@ def test_a_wrong_option_of_a_store_arrives_as_such() -> None:
     with pytest.raises(ConfigError) as caught:
         open_checked_store("gopher://nowhere", "worker")
     assert caught.value.reason is Reason.CONFIG_VALUE
+
+
+def test_a_store_that_is_only_read_is_left_as_it_is(tmp_path: Path) -> None:
+    """A folder with ``readonly=true`` starts an engine: nothing is put, what is there is read."""
+    uri = f"file://{tmp_path / 'store'}"
+    store, _ = open_checked_store(uri, "worker")
+    assert store.put("key", b"data") == Code.OK
+    store.close()
+    store, had_room = open_checked_store(f"{uri}?readonly=true", "worker")
+    assert had_room
+    assert store.put("other", b"data") == Code.UNAVAILABLE
+    assert store.get("key") == b"data"
+    store.close()

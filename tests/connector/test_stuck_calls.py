@@ -112,6 +112,23 @@ def test_a_full_store_that_is_back_is_used_again(
     assert (again.num_hit_tokens, again.kv) == (NUM_FULL * BLOCK_SIZE, expected)
 
 
+def test_a_store_that_is_only_read_is_used_again(
+    store: FaultyStore, valve: Valve, expected: list[list[bytes]]
+) -> None:
+    """The probe puts nothing where nothing can be put, and reads."""
+    SimulatedEngine(store).serve(Request("c", TOKENS))
+    store.uri = "memory://?readonly=true"
+    store.inner.put = lambda key, data: Code.UNAVAILABLE  # type: ignore[method-assign]
+    warm = SimulatedEngine(store, failed_key_retry_ms=0, **FAST)
+    store.before["get_ranges"] = valve
+    assert warm.serve(Request("w", TOKENS)).kv == expected
+    assert warm.counters.snapshot()["breaker.opened"] == 1
+    valve.opened.set()
+    run_idle_steps(warm)
+    again = warm.serve(Request("again", TOKENS))
+    assert (again.num_hit_tokens, again.kv) == (NUM_FULL * BLOCK_SIZE, expected)
+
+
 def test_a_store_that_is_slow_but_in_time_is_used(
     store: FaultyStore, expected: list[list[bytes]]
 ) -> None:

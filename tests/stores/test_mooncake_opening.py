@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from urllib.parse import quote
 
@@ -668,3 +669,27 @@ def test_bad_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str
         open_store("mooncake://master:1")
     assert caught.value.reason is Reason.CONFIG_VALUE
     assert str(path) in caught.value.detail
+
+
+def test_what_mooncake_reads_when_it_is_imported_is_set_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By whoever imports it first, such as ``kvformat doctor`` that looks for methods alone; and
+    what an operator has set stays."""
+    found: list[tuple[str | None, str | None]] = []
+
+    class Finder:
+        @staticmethod
+        def import_module(name: str) -> Any:
+            assert name == "mooncake.store"
+            found.append((os.environ.get("MC_RPC_TIMEOUT_MS"), os.environ.get("MC_LOG_LEVEL")))
+            return SimpleNamespace(MooncakeDistributedStore=Client)
+
+    monkeypatch.setattr(mooncake_client, "importlib", Finder)
+    for name in ("MC_RPC_TIMEOUT_MS", "MC_LOG_LEVEL"):
+        monkeypatch.setenv(name, "")  # so that what is set here goes with the test
+        monkeypatch.delenv(name)
+    mooncake_client.missing_session_methods()
+    monkeypatch.setenv("MC_LOG_LEVEL", "INFO")
+    mooncake_client.missing_session_methods()
+    assert found == [("3000", "WARNING"), ("3000", "INFO")]

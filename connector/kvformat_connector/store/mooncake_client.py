@@ -130,7 +130,7 @@ def replica_arguments(client: Client, options: MooncakeOptions) -> dict[str, Any
     )
     if asked == ("", None, None, None):
         return {}
-    module = importlib.import_module("mooncake.store")
+    module = _import_mooncake()
     config: Any = module.ReplicateConfig()
     if options.preferred_segment:
         own = options.preferred_segment == "true"
@@ -147,22 +147,26 @@ def replica_arguments(client: Client, options: MooncakeOptions) -> dict[str, Any
 
 def missing_session_methods() -> list[str]:
     """What the installed Mooncake lacks. Raises ``ImportError`` where it can't be imported."""
-    return _missing(importlib.import_module("mooncake.store").MooncakeDistributedStore)
+    return _missing(_import_mooncake().MooncakeDistributedStore)
 
 
 def _missing(kind: Any) -> list[str]:
     return [name for name in _SESSION_METHODS if not hasattr(kind, name)]
 
 
-def _new_client(versions: MooncakeVersions) -> Client:
-    found = f"found {versions.distribution} {versions.version}"
-    # Read when the module is imported. Mooncake's own limit of 30 s would stop an engine that asks
-    # a frozen master.
+def _import_mooncake() -> Any:
+    """Mooncake's module. What it reads from the environment, it reads when it's first imported."""
+    # Mooncake's own limit of 30 s would stop an engine that asks a frozen master.
     os.environ.setdefault("MC_RPC_TIMEOUT_MS", str(_RPC_LIMIT_MS))
     # Its notes to itself, a page for each client, hide what an engine or a command says.
     os.environ.setdefault("MC_LOG_LEVEL", "WARNING")
+    return importlib.import_module("mooncake.store")
+
+
+def _new_client(versions: MooncakeVersions) -> Client:
+    found = f"found {versions.distribution} {versions.version}"
     try:
-        module = importlib.import_module("mooncake.store")
+        module = _import_mooncake()
     except ImportError as error:
         raise StoreUnavailableError(
             Reason.STORE_UNAVAILABLE,

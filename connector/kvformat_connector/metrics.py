@@ -155,6 +155,12 @@ class PrometheusMetrics(KVConnectorPromMetrics):
             )
             for name, (metric_name, help_text, _) in GAUGES.items()
         }
+        # From the start on, so that a rate or an alert has a value before anything has happened.
+        for values in self.per_engine_labelvalues.values():
+            for metric, counter in zip(COUNTERS, self._counters, strict=True):
+                if not metric.label:
+                    counter.labels(*values)
+            self._gauges["breaker_open"].labels(*values).set(0)
         #: The last that each source of each engine said.
         self._standing: dict[int, dict[str, dict[str, float]]] = {}
 

@@ -115,6 +115,18 @@ def test_every_kind_of_number_arrives_in_prometheus(
     assert value("breaker_open", 1) == 0
 
 
+def test_what_has_not_happened_yet_is_zero(config: Any, registry: CollectorRegistry) -> None:
+    """A dashboard finds models and engines, and rates have values, before the first request."""
+    KVConnectorProm(config, ["model_name", "engine"], {0: ["m", "0"], 1: ["m", "1"]})
+    for name in ("hit_tokens_total", "lookup_calls_total", "saved_bytes_total", "breaker_open"):
+        for engine in ("0", "1"):
+            labels = {"model_name": "m", "engine": engine}
+            assert registry.get_sample_value(f"vllm:kvformat_{name}", labels) == 0
+    for name in ("miss_tokens", "rejected_objects", "prefetch_layers"):  # no reason, no value yet
+        [metric] = [each for each in registry.collect() if each.name == f"vllm:kvformat_{name}"]
+        assert metric.samples == []
+
+
 def test_vllm_logs_them(config: Any) -> None:
     """vLLM's log line has sums over ranks and steps, times as means, and the last gauge, once."""
     logging = KVConnectorLogging(config.kv_transfer_config)
@@ -200,7 +212,7 @@ def test_a_real_engine_shows_its_hits(servers: Servers, tmp_path: Path) -> None:
     warm = servers.run(store=store, prompts=prompts, engine_options=stats_on).metrics
     num_blocks = 132 // BLOCK_SIZE
     assert cold["vllm:kvformat_saved_blocks_total"] == num_blocks
-    assert "vllm:kvformat_hit_tokens_total" not in cold
+    assert cold["vllm:kvformat_hit_tokens_total"] == 0
     assert warm["vllm:kvformat_hit_tokens_total"] == num_blocks * BLOCK_SIZE
     assert warm["vllm:kvformat_loaded_blocks_total"] == num_blocks
 

@@ -161,6 +161,17 @@ IGNORED_ADAPTER_FIELDS: Final[dict[str, str]] = {
     "max_lora_cls_labels": "classification heads: no KV",
 }
 
+#: Kinds of rotary embedding whose values at a position are the same whatever the longest position:
+#: ``max_model_len`` counts beside all others. ``longrope`` takes other factors above the original
+#: length, ``dynamic`` may stretch by the length.
+_ROPE_WITHOUT_LENGTH: Final = (
+    "default", "linear", "llama3", "yarn", "deepseek_yarn", "proportional", "mrope",
+)  # fmt: skip
+#: Kinds of model that compute otherwise where ``max_model_len`` is larger: Llama 4 scales attention
+#: above 32768, and DiffusionGemma cuts its last canvas short.
+_MODELS_WITH_LENGTH: Final = ("llama4", "diffusion_gemma")
+_MODEL_SECTIONS: Final = ("model_config.", "speculative_config.draft_model_config.")
+
 _NAMED: Final = frozenset(name for names in IGNORED_FIELDS.values() for name in names)
 #: What doesn't matter of a model doesn't matter of a draft either.
 _IGNORED: Final = _NAMED | {
@@ -184,6 +195,9 @@ def config_values(config: Any) -> dict[str, ConfigValue]:
         if section not in IGNORED_SECTIONS and value is not None:
             for name, leaf in _flatten(section, value, 0):
                 values[_config_name(name)] = leaf
+    for section in _MODEL_SECTIONS:
+        if not _length_counts(section, values):
+            values.pop(f"{section}max_model_len", None)
     return _without_repetition(values)
 
 
@@ -197,6 +211,25 @@ def adapter_settings(lora_config: Any) -> str:
         for name, leaf in _flatten(field, value, 0)
     )
     return f" {_short(settings)}"
+
+
+def _length_counts(section: str, values: Mapping[str, ConfigValue]) -> bool:
+    """Whether ``max_model_len`` changes what a model computes for a token.
+
+    Source: vllm/model_executor/layers/rotary_embedding, and the models that read it.
+    """
+    for name, value in values.items():
+        if not name.startswith(section):
+            continue
+        *_, parent, last = name.split(".")
+        is_rope = last == "rope_type" or (last == "type" and parent.startswith("rope"))
+        if is_rope and value not in _ROPE_WITHOUT_LENGTH:
+            return True
+        if last == "model_type" and str(value).startswith(_MODELS_WITH_LENGTH):
+            return True
+        if parent == "dual_chunk_attention_config":
+            return True
+    return False
 
 
 def _without_repetition(values: dict[str, ConfigValue]) -> dict[str, ConfigValue]:

@@ -18,7 +18,7 @@ _HINTS: Final = (
     (r"identity\.adapter", "Other LoRA adapters, or one server without: their KV differs."),
     (
         r"identity\.config\.",
-        "A setting that changes KV bytes. Start both servers with the same value.",
+        "A setting that may change KV bytes. Start both servers with the same value.",
     ),
     (
         r"hash\.seed",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+import pytest
+
 from kvformat.layout import Identity
 from kvformat_connector.resolved import (
     IGNORED_ADAPTER_FIELDS,
@@ -39,6 +41,11 @@ class ModelConfig:
     hf_text_config: object = field(
         default_factory=lambda: HubConfig(rope={"theta": 1e4}, layers=[1, 2])
     )
+
+
+@dataclass
+class SizedModelConfig(ModelConfig):
+    max_model_len: int = 4096
 
 
 @dataclass
@@ -79,6 +86,51 @@ def test_a_value_nobody_has_judged_counts() -> None:
     before = config_values(Config())
     after = config_values(Config(new_section=NewSection(wide=2)))
     assert {name for name in before if before[name] != after[name]} == {"new_section.wide"}
+
+
+@pytest.mark.parametrize(
+    ("hub", "counts"),
+    [
+        ({}, False),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, False),
+        ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, False),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, False),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, False),
+        ({"rope_parameters": {"rope_type": "longrope"}}, True),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, True),
+        ({"rope_scaling": {"type": "su"}}, True),
+        (
+            {
+                "rope_parameters": {
+                    "sliding_attention": {"rope_type": "default"},
+                    "full_attention": {"rope_type": "one that is new"},
+                }
+            },
+            True,
+        ),
+        ({"dual_chunk_attention_config": {"chunk_size": 8}}, True),
+        ({"text_config": {"model_type": "llama4_text"}}, True),
+        ({"text_config": {"model_type": "llama"}}, False),
+    ],
+)
+def test_the_longest_prompt_counts_where_positions_depend_on_it(
+    hub: dict[str, object], counts: bool
+) -> None:
+    """Servers of other ``max_model_len`` share where what is computed for a token is the same: by
+    the kind of rotary embedding, and by the kind of model. The same holds for a draft."""
+
+    def values(max_model_len: int) -> dict[str, object]:
+        model = SizedModelConfig(max_model_len=max_model_len, hf_config=HubConfig(**hub))
+        return config_values(Config(model_config=model))
+
+    def draft_values(max_model_len: int) -> dict[str, object]:
+        draft = SizedModelConfig(max_model_len=max_model_len, hf_config=HubConfig(**hub))
+        return config_values(
+            WithDraft(speculative_config=SpeculativeConfig(draft_model_config=draft))
+        )
+
+    assert (values(4096) != values(2048)) == counts
+    assert (draft_values(4096) != draft_values(2048)) == counts
 
 
 def test_what_cannot_matter_does_not_count() -> None:

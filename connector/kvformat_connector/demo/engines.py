@@ -7,6 +7,7 @@ imported code is shared between the processes.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -118,6 +119,8 @@ def prepare_environment(**values: str) -> None:
 def import_vllm() -> None:
     """Import what every engine will need, so that forks find it loaded."""
     prepare_environment()
+    # vLLM for CPU has no use for the Triton that came with PyTorch, and warns of it.
+    logging.getLogger("vllm.triton_utils.importing").setLevel(logging.ERROR)
     import vllm
     import vllm.v1.core.sched.scheduler
     import vllm.v1.engine.llm_engine

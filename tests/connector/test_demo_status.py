@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from kvformat_connector.demo import __main__ as demo
@@ -28,10 +30,14 @@ def test_one_statement_that_does_not_hold_fails_the_demo(
     assert demo.main() == status
 
 
-def test_a_store_that_the_demo_does_not_know_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A typing error in STORE is not taken for the default."""
+def test_a_store_that_the_demo_does_not_know_ends_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A typing error in STORE is not taken for the default, and leaves no folder behind."""
     monkeypatch.setenv("STORE", "mooncak")
+    monkeypatch.setenv("KEEP", str(tmp_path / "kept"))
     monkeypatch.setattr(demo, "import_vllm", lambda: None)
     with pytest.raises(SystemExit) as caught:
         demo.main()
     assert caught.value.code not in (0, None)
+    assert not (tmp_path / "kept").exists()

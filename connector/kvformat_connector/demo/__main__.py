@@ -21,12 +21,16 @@ from rich.console import Console
 
 from kvformat_connector.demo.engines import import_vllm
 from kvformat_connector.demo.scenes import Stage, cold_and_warm, damaged_object, other_servers
-from kvformat_connector.demo.storage import demo_store
+from kvformat_connector.demo.storage import demo_store, require_kind
 
 
 @contextmanager
 def demo_folder(keep: str, kind: str) -> Iterator[Path]:
-    """An empty folder, kept if ``keep`` names one; SystemExit says why it can't be that one."""
+    """An empty folder, kept if ``keep`` names one; SystemExit says why it can't be that one.
+
+    A ``kind`` of store that isn't one ends the demo before there is a folder.
+    """
+    require_kind(kind)
     if not keep:
         with tempfile.TemporaryDirectory(prefix="kvformat-demo-") as folder:
             yield Path(folder)

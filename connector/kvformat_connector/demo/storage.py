@@ -34,15 +34,20 @@ class Contents(msgspec.Struct, frozen=True, kw_only=True):
 @contextmanager
 def demo_store(kind: str, root: Path) -> Iterator[str]:
     """The URI of an empty store, ``file`` or ``mooncake``, that goes when the context ends."""
+    require_kind(kind)
     if kind == "file":
         yield f"file://{root / 'store'}"
-    elif kind == "mooncake":
+    else:
         from kvformat_connector.store.mooncake_services import mooncake_services
 
         # A short lease, so that an object that was just read can be replaced by a damaged one.
         with mooncake_services(lease_ttl_ms=5_000, log_folder=root) as services:
             yield services.uri
-    else:
+
+
+def require_kind(kind: str) -> None:
+    """SystemExit for a kind of store that the demo doesn't know."""
+    if kind not in ("file", "mooncake"):
         raise SystemExit(f"STORE is {kind!r}, expected file or mooncake")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 
 import click
@@ -18,7 +19,7 @@ from kvformat.cli.describe_document import (
 from kvformat.cli.header_document import bitmap_groups, header_document
 from kvformat.cli.problems import Problem, exit_code
 from kvformat.cli.program import Command, json_option
-from kvformat.cli.render import open_console, print_json
+from kvformat.cli.render import open_console, print_json, print_problems
 from kvformat.cli.sources import (
     FileBytes,
     StoreReader,
@@ -70,8 +71,13 @@ MAX_LISTED_COMPONENTS = 1 << 18
 @click.argument("target")
 @click.option("--store", metavar="URI", help="Take the layout from the manifest in this store.")
 @click.option("--layout", metavar="FILE", help="Take the layout from this manifest file.")
+@click.option(
+    "--manifest", "as_manifest", is_flag=True, help="Write the manifest itself, as for diff."
+)
 @json_option
-def describe_command(target: str, store: str | None, layout: str | None, as_json: bool) -> int:
+def describe_command(
+    target: str, store: str | None, layout: str | None, as_manifest: bool, as_json: bool
+) -> int:
     """Explain TARGET: a key, a namespace, a manifest file, or a file that holds an object.
 
     A key alone tells its format version, tenant, model, layout fingerprint, groups, shard and
@@ -84,12 +90,15 @@ def describe_command(target: str, store: str | None, layout: str | None, as_json
       kvformat describe "$KEY"
       kvformat describe "$KEY" --store file:///var/cache/kv
       kvformat describe manifest.json
+      kvformat describe NAMESPACE --store file:///var/cache/kv --manifest > manifest.json
 
     Exit status: 0 all is well, 1 TARGET or its manifest is wrong or missing, 2 wrong usage, or
     the store can't be reached.
     """
     if store is not None and layout is not None:
         raise click.UsageError("--store and --layout are two sources of one layout: give one")
+    if as_manifest and as_json:
+        raise click.UsageError("--manifest and --json are two documents: ask for one")
     describe = _describe_key if is_key_text(target) else _describe_file
     given = None if layout is None else load_layout_file(layout)
     if store is None:
@@ -97,10 +106,25 @@ def describe_command(target: str, store: str | None, layout: str | None, as_json
     else:
         with open_reader(store) as reader:
             document = describe(target, given, reader)
+    if as_manifest:
+        return _print_manifest(document)
     if as_json:
         print_json(document)
     else:
         show_description(open_console(), document, has_source=bool(store or layout))
+    return exit_code(document.problems)
+
+
+def _print_manifest(document: Description) -> int:
+    """The canonical bytes, whose SHA-256 is the fingerprint; on a terminal for people."""
+    print_problems(open_console(stderr=True), document.problems)
+    if document.layout is None:
+        if not document.problems:
+            raise click.UsageError("the manifest needs a source: --store URI or --layout FILE")
+    elif sys.stdout.isatty():
+        print_json(document.layout)
+    else:
+        click.echo(manifest(msgspec.convert(document.layout, Layout)), nl=False)
     return exit_code(document.problems)
 
 

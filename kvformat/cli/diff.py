@@ -14,6 +14,8 @@ from kvformat.cli.problems import EXIT_FINE, EXIT_FOUND, Problem
 from kvformat.cli.program import Command, json_option
 from kvformat.cli.render import (
     Column,
+    format_list,
+    format_weights,
     open_console,
     print_fields,
     print_json,
@@ -26,6 +28,7 @@ from kvformat.cli.sources import (
     StoreReader,
     find_layout,
     is_key_text,
+    layout_dtypes,
     load_layout_file,
     open_reader,
     parse_namespace,
@@ -96,6 +99,7 @@ def diff_command(a: str | None, b: str | None, store: str | None, as_json: bool)
 
     \b
     Examples:
+      kvformat describe NAMESPACE --store file:///var/cache/kv --manifest > server1.json
       kvformat diff server1.json server2.json
       kvformat diff --store file:///var/cache/kv
       kvformat diff --store file:///var/cache/kv 3f21 server2.json
@@ -172,7 +176,7 @@ def _choose(text: str, choices: list[Namespace], reader: StoreReader) -> _Side:
         raise click.UsageError(
             f"{text!r} means {'several namespaces' if found else 'no namespace'} of the store"
             f"{'' if found else ', and there is no such file'}; "
-            f"{'they are' if found else 'it has'}:\n{_list(listed)}"
+            f"{'they are' if found else 'it has'}:\n{_list(listed, reader)}"
         )
     return _load_namespace(_name(found[0]), found[0], reader)
 
@@ -189,10 +193,17 @@ def _rest(sides: list[_Side], choices: list[Namespace], reader: StoreReader) -> 
     """The namespaces to take for what was left out, if there is only one way."""
     left = [n for n in choices if n not in [side.namespace for side in sides]]
     wanted = 2 - len(sides)
-    if len(left) != wanted:
+    if len(left) < wanted:
+        if len(choices) == 1:
+            raise click.UsageError(
+                "the store has one namespace only, nothing to compare it with:\n"
+                f"{_list(choices, reader)}"
+            )
+        raise click.UsageError("the store has no namespaces, nothing to compare")
+    if len(left) > wanted:
         raise click.UsageError(
             f"the store has {len(left)} {'other ' if sides else ''}namespaces, so it must be said "
-            f"which to compare:\n{_list(left)}"
+            f"which to compare:\n{_list(left, reader)}"
         )
     return [_load_namespace(_name(namespace), namespace, reader) for namespace in left]
 
@@ -201,8 +212,17 @@ def _name(namespace: Namespace) -> str:
     return namespace_prefix(namespace).removesuffix("/")
 
 
-def _list(namespaces: list[Namespace]) -> str:
-    return "\n".join(f"  {_name(namespace)}" for namespace in namespaces) or "  (none)"
+def _list(namespaces: list[Namespace], reader: StoreReader) -> str:
+    """A line for each, with what tells it from its neighbours if its manifest can be had."""
+    lines = []
+    for namespace in namespaces:
+        layout, _ = find_layout(reader, ManifestKey(namespace))
+        identity = "no usable manifest"
+        if layout is not None:
+            weights = format_weights(layout.identity.weights, layout.identity.adapter)
+            identity = f"weights {weights}, {format_list(layout_dtypes(layout))}"
+        lines.append(f"  {_name(namespace)}  ({printable(identity)})")
+    return "\n".join(lines) or "  (none)"
 
 
 def _compare(a: _Side, b: _Side) -> DiffDocument:

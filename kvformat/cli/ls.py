@@ -13,8 +13,10 @@ from kvformat.cli.problems import EXIT_FINE, Problem, exit_code
 from kvformat.cli.program import Command, json_option
 from kvformat.cli.render import (
     Column,
+    format_count,
     format_list,
     format_nbytes,
+    format_weights,
     open_console,
     print_json,
     print_line,
@@ -22,7 +24,7 @@ from kvformat.cli.render import (
     print_table,
     printable,
 )
-from kvformat.cli.sources import StoreReader, find_layout, open_reader
+from kvformat.cli.sources import StoreReader, find_layout, layout_dtypes, open_reader
 from kvformat.errors import RemoteDataError
 from kvformat.fingerprint import content_fingerprint
 from kvformat.key import ManifestKey, Namespace, namespace_prefix, parse_key
@@ -144,11 +146,7 @@ def _add_layout(entry: NamespaceDocument, layout: Layout) -> None:
     entry.content_fingerprint = content_fingerprint(layout).hex()
     entry.weights = layout.identity.weights
     entry.adapter = layout.identity.adapter
-    entry.dtypes = list(
-        dict.fromkeys(
-            c.dtype for group in layout.groups for layer in group.layers for c in layer.components
-        )
-    )
+    entry.dtypes = layout_dtypes(layout)
     entry.block_sizes = sorted({group.block_size for group in layout.groups})
     entry.num_layers = sum(len(group.layers) for group in layout.groups)
 
@@ -171,11 +169,12 @@ def _show(console: Console, document: Listing) -> None:
         )
         console.print()
     total = (
-        f"{len(document.namespaces)} namespaces, {document.num_objects} objects, "
-        f"{format_nbytes(document.nbytes)}"
+        f"{format_count(len(document.namespaces), 'namespace')}, "
+        f"{format_count(document.num_objects, 'object')}, {format_nbytes(document.nbytes)}"
     )
     if document.num_foreign_keys:
-        total += f"; {document.num_foreign_keys} keys that are not of this format version"
+        keys = format_count(document.num_foreign_keys, "key")
+        total += f"; {keys} not of this format version"
     print_line(console, total)
     print_problems(console, document.problems)
 
@@ -183,8 +182,7 @@ def _show(console: Console, document: Listing) -> None:
 def _cells(entry: NamespaceDocument) -> Iterator[object]:
     yield entry.model or "(empty)"
     yield entry.tenant or "(empty)"
-    weights = "?" if entry.weights is None else entry.weights
-    yield f"{weights} + {entry.adapter}" if entry.adapter else weights
+    yield "?" if entry.weights is None else format_weights(entry.weights, entry.adapter or "")
     yield "?" if entry.dtypes is None else format_list(entry.dtypes)
     yield "?" if entry.block_sizes is None else format_list(entry.block_sizes)
     yield entry.num_objects

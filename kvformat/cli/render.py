@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Final
@@ -30,6 +31,8 @@ _MIN_FOLDED: Final = 14
 _INDENT: Final = 2
 #: Between columns.
 _GAP: Final = 2
+_DIGEST: Final = re.compile(r"\b([0-9a-f]{8})[0-9a-f]{24,}\b")
+_MAX_IDENTITY: Final = 40
 
 
 class _PlainPipeConsole(Console):
@@ -87,6 +90,25 @@ def format_nbytes(nbytes: int) -> str:
         if size < 1024:
             return f"{size:.1f} {unit}"
     return f"{size / 1024:.1f} PiB"
+
+
+def format_count(number: int, noun: str) -> str:
+    """``1 key``, ``2 keys``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def format_weights(weights: str, adapter: str) -> str:
+    """The identities of weights and adapter, short enough for a table: a digest by its first 8
+    digits, an adapter without the settings that follow its digest, 40 characters of anything."""
+    if not adapter:
+        return _shorten(weights)
+    start = adapter.removeprefix("digest:").partition(" ")[0]
+    return f"{_shorten(weights)} + adapter:{_shorten(start)}"
+
+
+def _shorten(text: str) -> str:
+    text = _DIGEST.sub(r"\1...", text)
+    return text if len(text) <= _MAX_IDENTITY else f"{text[: _MAX_IDENTITY - 3]}..."
 
 
 def format_list(values: Iterable[object], nothing: str = "-") -> str:

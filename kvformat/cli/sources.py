@@ -103,6 +103,10 @@ class StoreReader:
         if code == Code.LEASE_EXPIRED:
             self.start(key, what)
             code = self.store.get_ranges(*request)[0]
+        if code == Code.INVALID:
+            # The range lies inside of the object: what is wrong is the way to its bytes. Mooncake
+            # says this of an object whose storage node is gone.
+            code = Code.TRANSFER_FAILED
         if code < 0:
             raise StoreAnswerError(code, key, what)
         return memoryview(self._buffer)[:nbytes]
@@ -181,6 +185,15 @@ def find_layout(
         return None, [error.finding()]
     except RemoteDataError as error:
         return None, [Problem.from_error(error, format_key(ManifestKey(key.namespace)))]
+
+
+def layout_dtypes(layout: Layout) -> list[str]:
+    """The dtypes of a layout's components, each once, in order."""
+    return list(
+        dict.fromkeys(
+            c.dtype for group in layout.groups for layer in group.layers for c in layer.components
+        )
+    )
 
 
 def require_namespace(layout: Layout, namespace: Namespace, what: str) -> None:

@@ -16,6 +16,7 @@ from kvformat.cli.problems import EXIT_FINE, EXIT_FOUND, Problem, StoreAnswerErr
 from kvformat.cli.program import Command, json_option
 from kvformat.cli.render import (
     Column,
+    format_count,
     format_nbytes,
     open_console,
     print_json,
@@ -89,7 +90,7 @@ def verify_command(
         for number, key in enumerate(reader.store.list(prefix)):
             walk.check(key)
             if number % 64 == 0 and progress is not None:
-                progress.update(f"{number} keys, {format_nbytes(document.nbytes)}")
+                progress.update(f"{format_count(number, 'key')}, {format_nbytes(document.nbytes)}")
     if as_json:
         print_json(document)
     else:
@@ -170,15 +171,14 @@ def _progress(*, enabled: bool) -> Iterator[Status | None]:
 def _show(console: Console, document: Verification) -> None:
     print_line(
         console,
-        f"{document.num_objects} objects ({format_nbytes(document.nbytes)}), {document.num_ok} "
-        f"of them fine; {document.num_manifests} usable manifests",
+        f"{format_count(document.num_objects, 'object')} ({format_nbytes(document.nbytes)}), "
+        f"{document.num_ok} fine; {format_count(document.num_manifests, 'usable manifest')}",
     )
-    for number, what in (
-        (document.num_gone, "objects went away meanwhile"),
-        (document.num_foreign_keys, "keys of other programs were left alone"),
-    ):
-        if number:
-            print_line(console, f"{number} {what}")
+    if document.num_gone:
+        print_line(console, f"{format_count(document.num_gone, 'object')} went away meanwhile")
+    if document.num_foreign_keys:
+        keys = format_count(document.num_foreign_keys, "key")
+        print_line(console, f"{keys} of other programs left alone")
     if not document.is_payload_verified:
         print_line(console, "Payloads were not read (--headers-only).")
     if document.reasons:

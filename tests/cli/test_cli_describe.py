@@ -329,3 +329,32 @@ def test_key_taken_from_ls(run: Run, store: Store) -> None:
     assert sorted(listed) == sorted([*keys, format_key(ManifestKey(layout_namespace(LAYOUT)))])
     for key in listed:
         assert run("describe", key, "--store", store.uri).code == 0
+
+
+@pytest.mark.parametrize("target", [NAMESPACE, f"{NAMESPACE}/manifest", KEY])
+def test_manifest_for_diff(
+    run_process: Run, file_store: Store, tmp_path: Path, target: str
+) -> None:
+    """--manifest writes what the store holds, byte for byte, and diff takes it."""
+    put_manifest(file_store, LAYOUT)
+    outcome = run_process("describe", target, "--store", file_store.uri, "--manifest")
+    assert (outcome.code, outcome.stdout.encode()) == (0, manifest(LAYOUT))
+    file = tmp_path / "a.json"
+    file.write_text(outcome.stdout)
+    assert run_process("diff", str(file), str(file)).code == 0
+
+
+def test_manifest_on_a_terminal(run_terminal: Run, manifest_file: str) -> None:
+    """There it is indented, and diff would take that as well."""
+    outcome = run_terminal("describe", manifest_file, "--manifest")
+    assert (outcome.code, outcome.json) == (0, json.loads(manifest(LAYOUT)))
+    assert outcome.stdout.startswith("{\n")
+
+
+def test_no_manifest_to_write(run: Run, store: Store, manifest_file: str) -> None:
+    """Nothing is written: not without a source, not where it is missing, not as two documents."""
+    assert run("describe", NAMESPACE, "--manifest")[:2] == (2, "")
+    missing = run("describe", NAMESPACE, "--manifest", "--store", store.uri)
+    assert missing[:2] == (1, "")
+    assert "not_found" in missing.stderr
+    assert run("describe", manifest_file, "--manifest", "--json").code == 2

@@ -183,6 +183,30 @@ def test_not_enough_said(run: Run, store: Store, arguments: tuple[str, ...]) -> 
     assert outcome.code == 2
 
 
+def test_choices_say_what_tells_them_apart(run: Run, store: Store) -> None:
+    """Beside each namespace stand its weights and dtype; one without a manifest is listed too."""
+    for layout in (A, make_layout(weights="revision-2", dtype="float8_e4m3fn")):
+        put_manifest(store, layout)
+    put(store, format_key(ManifestKey(layout_namespace(make_layout(tenant="z")))), b"{}")
+    lines = run("diff", "--store", store.uri).stderr.splitlines()
+    ends = sorted(line.partition("  (")[2] for line in lines if "kvformat1/" in line)
+    assert ends == [
+        "no usable manifest)",
+        "weights revision-1, bfloat16)",
+        "weights revision-2, float8_e4m3fn)",
+    ]
+
+
+@pytest.mark.parametrize("arguments", [(), (namespace(A),)])
+def test_one_namespace(run: Run, store: Store, arguments: tuple[str, ...]) -> None:
+    """Nothing is asked for that couldn't be given."""
+    put_manifest(store, A)
+    outcome = run("diff", "--store", store.uri, *arguments)
+    assert outcome.code == 2
+    assert "one namespace only" in outcome.stderr
+    assert namespace(A) in outcome.stderr
+
+
 def test_empty_store(run: Run, store: Store) -> None:
     """A store without namespaces is wrong usage, not a difference."""
     assert run("diff", "--store", store.uri).code == 2

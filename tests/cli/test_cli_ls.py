@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 from cli_runs import Run
 from cli_stores import block_hash, make_layout, make_object, put, put_blocks
@@ -72,6 +73,28 @@ def test_table(run: Run, store: Store) -> None:
     rows = [line.split() for line in run("ls", store.uri).stdout.splitlines()]
     digest = fingerprint(BF16).hex()
     assert ["org/model", "acme", "revision-1", "bfloat16", "16", "3", "12.9", "KiB", digest] in rows
+
+
+def test_short_identities(run: Run, store: Store) -> None:
+    """Digests of weights and adapter are short in the table, so that a row can be read; JSON has
+    them whole."""
+    layout = make_layout(weights=f"digest:{'0f' * 32}")
+    adapter = f"digest:{'014b8145' * 8} is_3d_lora_weight=True fully_sharded_loras=False"
+    identity = msgspec.structs.replace(layout.identity, adapter=adapter)
+    put_blocks(store, msgspec.structs.replace(layout, identity=identity), 1)
+    row = run("ls", store.uri).stdout.splitlines()[1]
+    assert "digest:0f0f0f0f... + adapter:014b8145...  bfloat16" in row
+    assert len(row) < 140
+    assert run("ls", store.uri, "--json").json["namespaces"][0]["adapter"] == adapter
+
+
+@pytest.mark.parametrize(
+    ("num_blocks", "total"), [(1, "1 namespace, 1 object, "), (2, "1 namespace, 2 objects, ")]
+)
+def test_numbers_and_words_agree(run: Run, store: Store, num_blocks: int, total: str) -> None:
+    """One is no plural."""
+    put_blocks(store, BF16, num_blocks)
+    assert total in run("ls", store.uri).stdout
 
 
 def test_prefix(run: Run, store: Store) -> None:

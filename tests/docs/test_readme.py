@@ -12,7 +12,6 @@ from click.testing import CliRunner
 
 import kvformat
 from kvformat.cli import main
-from kvformat.stores import open_store
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 
@@ -23,11 +22,14 @@ def example() -> str:
 
 
 def test_library_example_runs() -> None:
-    """Proves that the example stores an object that passes every check on the way back."""
+    """Proves that the example stores an object that passes every check on the way back, and brings
+    it to its block of a cache and to no other."""
     names: dict[str, Any] = {}
     exec(compile(example(), str(README), "exec"), names)
     assert names["found"].block_hash == names["block_hash"]
     assert names["data"][names["found"].header_nbytes :] == b"".join(names["payload"])
+    assert names["cache"][5].tobytes() == b"".join(names["payload"])
+    assert not names["cache"][4].any()
 
 
 def test_library_example_would_notice_a_flipped_byte() -> None:
@@ -47,8 +49,6 @@ def test_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     uri = f"file://{tmp_path}/kv"
     exec(compile(example().replace("memory://example", uri), str(README), "exec"), names)
     layout, key = names["layout"], names["key"]
-    manifest_key = kvformat.format_key(kvformat.ManifestKey(names["namespace"]))
-    open_store(uri).put(manifest_key, kvformat.manifest(layout))
     monkeypatch.chdir(tmp_path)
     Path("a.json").write_bytes(kvformat.manifest(layout))
     Path("b.json").write_bytes(kvformat.manifest(layout).replace(b"3f9c1e", b"3f9c1f"))

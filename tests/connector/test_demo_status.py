@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from pathlib import Path
 
 import pytest
 
+from kvformat.stores.uri import parse_store_uri
+from kvformat_connector.config import parse_options
 from kvformat_connector.demo import __main__ as demo
-from kvformat_connector.demo.scenes import Stage
+from kvformat_connector.demo.scenes import COMMITS, Stage
 
 
 @pytest.mark.parametrize(
@@ -41,3 +45,23 @@ def test_a_store_that_the_demo_does_not_know_ends_it(
         demo.main()
     assert caught.value.code not in (0, None)
     assert not (tmp_path / "kept").exists()
+
+
+def test_a_kept_demo_says_how_it_is_served(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One command line, whose model and store are those that were kept."""
+    monkeypatch.setenv("STORE", "file")
+    monkeypatch.setenv("KEEP", str(tmp_path / "kept here"))
+    monkeypatch.setattr(demo, "import_vllm", lambda: None)
+    for scene in ("cold_and_warm", "other_servers", "damaged_object"):
+        monkeypatch.setattr(demo, scene, lambda *arguments: None)
+    demo.main()
+    [line] = [line for line in capsys.readouterr().out.splitlines() if "api_server" in line]
+    words = shlex.split(line)
+    model = Path(words[words.index("--model") + 1])
+    assert model.parents[2] == (tmp_path / "kept here" / "hub").resolve()
+    assert model.name == COMMITS[0]
+    transfer = json.loads(words[words.index("--kv-transfer-config") + 1])
+    options = parse_options(transfer["kv_connector_extra_config"])
+    assert parse_store_uri(options.store).path == str((tmp_path / "kept here" / "store").resolve())

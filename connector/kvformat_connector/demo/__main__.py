@@ -7,7 +7,9 @@ The exit status is 0 exactly if everything that is shown holds.
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 import signal
 import sys
 import tempfile
@@ -19,8 +21,15 @@ from types import FrameType
 
 from rich.console import Console
 
-from kvformat_connector.demo.engines import import_vllm
-from kvformat_connector.demo.scenes import Stage, cold_and_warm, damaged_object, other_servers
+from kvformat_connector.demo.engines import BLOCK_SIZE, import_vllm
+from kvformat_connector.demo.model import HUB_NAME
+from kvformat_connector.demo.scenes import (
+    COMMITS,
+    Stage,
+    cold_and_warm,
+    damaged_object,
+    other_servers,
+)
 from kvformat_connector.demo.storage import demo_store, require_kind
 
 
@@ -46,6 +55,25 @@ def demo_folder(keep: str, kind: str) -> Iterator[Path]:
     if used:
         raise SystemExit(f"KEEP={keep} isn't empty; the cold engine needs an empty store")
     yield root
+
+
+def serve_command(root: Path, uri: str) -> str:
+    """A command line that serves the kept model, in whose store it finds what the demo saved."""
+    transfer = {
+        "kv_connector": "KVFormatConnector",
+        "kv_connector_module_path": "kvformat_connector",
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {"store": uri},
+    }
+    words = [
+        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
+        *("--model", str(root / "hub" / HUB_NAME / "snapshots" / COMMITS[0])),
+        *("--skip-tokenizer-init", "--dtype", "float32"),
+        *("--block-size", str(BLOCK_SIZE), "--max-model-len", "2048"),
+        *("--kv-transfer-config", json.dumps(transfer)),
+    ]
+    return f"VLLM_CPU_KVCACHE_SPACE=1 {shlex.join(words)}"
 
 
 def _leave(number: int, _frame: FrameType | None) -> None:
@@ -81,6 +109,7 @@ def main() -> int:
     if keep:
         command = Path(sys.executable).parent / "kvformat"
         print(f"Kept in {root}. Look into it:\n  {command} ls {uri}")
+        print(f"Serve the model from it:\n  {serve_command(root, uri)}")
     return 1 if failed else 0
 
 

@@ -167,9 +167,12 @@ IGNORED_ADAPTER_FIELDS: Final[dict[str, str]] = {
 _ROPE_WITHOUT_LENGTH: Final = (
     "default", "linear", "llama3", "yarn", "deepseek_yarn", "proportional", "mrope",
 )  # fmt: skip
-#: Kinds of model that compute otherwise where ``max_model_len`` is larger: Llama 4 scales attention
-#: above 32768, and DiffusionGemma cuts its last canvas short.
-_MODELS_WITH_LENGTH: Final = ("llama4", "diffusion_gemma")
+#: Kinds of model whose code in vLLM doesn't read ``max_model_len`` for what it computes. It counts
+#: beside every other: Llama 4 scales its attention above 32768, and a new model may do as much.
+_MODELS_WITHOUT_LENGTH: Final = (
+    "deepseek_v2", "deepseek_v3", "gemma2", "gemma3", "gemma3_text", "gpt_oss", "llama", "mistral",
+    "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe",
+)  # fmt: skip
 _MODEL_SECTIONS: Final = ("model_config.", "speculative_config.draft_model_config.")
 
 _NAMED: Final = frozenset(name for names in IGNORED_FIELDS.values() for name in names)
@@ -218,6 +221,7 @@ def _length_counts(section: str, values: Mapping[str, ConfigValue]) -> bool:
 
     Source: vllm/model_executor/layers/rotary_embedding, and the models that read it.
     """
+    is_known = False
     for name, value in values.items():
         if not name.startswith(section):
             continue
@@ -225,11 +229,13 @@ def _length_counts(section: str, values: Mapping[str, ConfigValue]) -> bool:
         is_rope = last == "rope_type" or (last == "type" and parent.startswith("rope"))
         if is_rope and value not in _ROPE_WITHOUT_LENGTH:
             return True
-        if last == "model_type" and str(value).startswith(_MODELS_WITH_LENGTH):
-            return True
+        if last == "model_type":
+            if value not in _MODELS_WITHOUT_LENGTH:
+                return True
+            is_known = True
         if parent == "dual_chunk_attention_config":
             return True
-    return False
+    return not is_known
 
 
 def _without_repetition(values: dict[str, ConfigValue]) -> dict[str, ConfigValue]:

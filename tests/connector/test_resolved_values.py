@@ -110,7 +110,9 @@ def test_a_value_nobody_has_judged_counts() -> None:
         ),
         ({"dual_chunk_attention_config": {"chunk_size": 8}}, True),
         ({"text_config": {"model_type": "llama4_text"}}, True),
-        ({"text_config": {"model_type": "llama"}}, False),
+        ({"text_config": {"model_type": "one that is new"}}, True),
+        ({"text_config": {"model_type": "qwen3"}}, False),
+        ({"model_type": None}, True),
     ],
 )
 def test_the_longest_prompt_counts_where_positions_depend_on_it(
@@ -119,12 +121,14 @@ def test_the_longest_prompt_counts_where_positions_depend_on_it(
     """Servers of other ``max_model_len`` share where what is computed for a token is the same: by
     the kind of rotary embedding, and by the kind of model. The same holds for a draft."""
 
+    known = {"model_type": "llama", **hub}
+
     def values(max_model_len: int) -> dict[str, object]:
-        model = SizedModelConfig(max_model_len=max_model_len, hf_config=HubConfig(**hub))
+        model = SizedModelConfig(max_model_len=max_model_len, hf_config=HubConfig(**known))
         return config_values(Config(model_config=model))
 
     def draft_values(max_model_len: int) -> dict[str, object]:
-        draft = SizedModelConfig(max_model_len=max_model_len, hf_config=HubConfig(**hub))
+        draft = SizedModelConfig(max_model_len=max_model_len, hf_config=HubConfig(**known))
         return config_values(
             WithDraft(speculative_config=SpeculativeConfig(draft_model_config=draft))
         )

@@ -90,6 +90,8 @@ class FileStore:
         self._starting = threading.Lock()  # one put_start or close at a time
         self._lock = threading.Lock()  # the sessions; never held during I/O
         self._writes: dict[str, WriteFile] = {}
+        #: Keys that are neither being written any more nor objects yet.
+        self._committing: set[str] = set()
         self._reads: dict[str, ReadFile] = {}
 
     def exists(self, keys: Sequence[str]) -> list[int]:
@@ -106,7 +108,8 @@ class FileStore:
             codes: list[int] = []
             new: dict[str, int] = {}  # key: position in the batch
             for index, (key, size) in enumerate(zip(keys, nbytes, strict=True)):
-                busy = key in self._writes or key in new
+                # First, for a commit in progress ends with an object that is found below.
+                busy = key in self._writes or key in self._committing or key in new
                 codes.append(Code.EXISTS if busy else self._check_new(key, size))
                 if codes[index] == Code.OK:
                     new[key] = index
@@ -185,6 +188,7 @@ class FileStore:
                 return Code.INVALID
             # A range call in progress could change the object after its commit.
             is_done = file.coverage.is_whole(file.nbytes) and not file.num_writing
+            self._committing.add(key)
         try:
             if not is_done:
                 files.discard([file])
@@ -192,6 +196,8 @@ class FileStore:
             files.commit(file, key)
         except OSError as error:
             return code_of(error)
+        finally:
+            self._committing.discard(key)
         return Code.OK
 
     def put_revoke(self, keys: Sequence[str]) -> list[int]:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cli_runs import Outcome, Run
 from cli_stores import make_layout, put_manifest
-from conftest import Outcome, Run
 
 from kvformat.fingerprint import manifest
 from kvformat.stores import Store, open_store

@@ -32,6 +32,16 @@ NUM_BLOCKS = 64
 PACKED = BLOCK_SIZE * HEAD_SIZE
 
 
+def prompt(num_tokens: int, start: int = 1) -> list[int]:
+    """Tokens; another start gives blocks that nobody shares."""
+    return [(start + index) % 250 for index in range(num_tokens)]
+
+
+#: A prompt, and the blocks that it fills.
+TOKENS = prompt(27)
+NUM_FULL = 6
+
+
 def make_layout(
     *, weights: str = "commit:1", dtype: str = "float32", num_layers: int = 3, tenant: str = "t"
 ) -> Layout:

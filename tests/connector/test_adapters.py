@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from faulty_store import FaultyStore
-from simulated_engine import BLOCK_SIZE, Request, SimulatedEngine
+from simulated_engine import BLOCK_SIZE, TOKENS, Request, SimulatedEngine
 
 from kvformat.fingerprint import parse_manifest
 from kvformat.key import BlockKey, ManifestKey, format_key, parse_key
@@ -25,7 +25,6 @@ from kvformat_connector.messages import RequestStep
 from kvformat_connector.namespaces import Variant
 from kvformat_connector.scheduler import Scheduler
 
-TOKENS = [index % 250 for index in range(1, 28)]
 NUM_HITS = 6 * BLOCK_SIZE
 
 
@@ -64,11 +63,6 @@ def identity(adapters: Adapters, lora: LoRARequest) -> str:
         time.sleep(0.001)
     adapters.forget("r")
     return found
-
-
-@pytest.fixture
-def store() -> FaultyStore:
-    return FaultyStore()
 
 
 def serve(engine: SimulatedEngine, lora: LoRARequest | None, name: str = "r") -> int:

@@ -8,27 +8,17 @@ from collections.abc import Sequence
 
 import pytest
 from faulty_store import FaultyStore
-from simulated_engine import Request, SimulatedEngine
+from simulated_engine import NUM_FULL, TOKENS, Request, SimulatedEngine
 
 from kvformat.key import key_prefix
 from kvformat.objectmap import object_maps
 from kvformat.stores.protocol import Code
 from kvformat_connector.messages import BlockList, RequestStep, StepPlan
 
-TOKENS = [(1 + index) % 250 for index in range(27)]
-NUM_FULL = 6
-
 
 @pytest.fixture
-def store() -> FaultyStore:
-    store = FaultyStore()
-    SimulatedEngine(store).serve(Request("c", TOKENS))
-    return store
-
-
-@pytest.fixture
-def expected() -> list[list[bytes]]:
-    return SimulatedEngine(FaultyStore()).serve(Request("reference", TOKENS)).kv
+def store(filled: FaultyStore) -> FaultyStore:
+    return filled
 
 
 def start(engine: SimulatedEngine, request: Request, block_ids: list[int]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from faulty_store import FaultyStore
-from simulated_engine import BLOCK_SIZE, Request, SimulatedEngine, make_layout
+from simulated_engine import BLOCK_SIZE, TOKENS, Request, SimulatedEngine, make_layout
 
 from kvformat.errors import ConfigError, Reason
 from kvformat.stores.memory import MemoryStore
@@ -21,13 +21,7 @@ from kvformat_connector.identity import NextWeights, read_given
 from kvformat_connector.loadpolicy import LoadPolicy
 from kvformat_connector.scheduler import Scheduler
 
-TOKENS = [index % 250 for index in range(1, 28)]
 NUM_HITS = 6 * BLOCK_SIZE
-
-
-@pytest.fixture
-def store() -> FaultyStore:
-    return FaultyStore()
 
 
 def hits(engine: SimulatedEngine, name: str) -> int:

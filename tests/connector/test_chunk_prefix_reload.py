@@ -8,20 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 from faulty_store import FaultyStore
-from simulated_engine import BLOCK_SIZE, Request, SimulatedEngine
+from simulated_engine import BLOCK_SIZE, TOKENS, Request, SimulatedEngine
 
 from kvformat.stores.protocol import Code
 from kvformat_connector import worker
 from kvformat_connector.messages import StepPlan
 
-TOKENS = [(1 + index) % 250 for index in range(27)]
-NUM_FULL = 6
 CHUNK = 2 * BLOCK_SIZE
-
-
-@pytest.fixture
-def expected() -> list[list[bytes]]:
-    return SimulatedEngine(FaultyStore()).serve(Request("reference", TOKENS)).kv
 
 
 def forgetful(store: FaultyStore, **options: object) -> SimulatedEngine:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from faulty_store import FaultyStore
-from simulated_engine import BLOCK_SIZE, Request, SimulatedEngine, Tensor
+from simulated_engine import BLOCK_SIZE, NUM_FULL, TOKENS, Request, SimulatedEngine, Tensor
 from xxhash import xxh3_64_intdigest
 
 from kvformat.header import decode_header, encode_header, new_header
@@ -19,14 +19,7 @@ from kvformat.stores.protocol import Code, Store
 from kvformat_connector.lookup import Distrusted
 from kvformat_connector.worker import Worker
 
-TOKENS = [(1 + index) % 250 for index in range(27)]
-NUM_FULL = 6
 VICTIM = 3
-
-
-@pytest.fixture
-def expected() -> list[list[bytes]]:
-    return SimulatedEngine(FaultyStore()).serve(Request("reference", TOKENS)).kv
 
 
 def save_and_damage(store: Store, spoil: Callable[[bytearray], Iterable[int]]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 import pytest
 from faulty_store import FaultyStore
-from simulated_engine import Request, SimulatedEngine
+from simulated_engine import NUM_FULL, TOKENS, Request, SimulatedEngine
 
 from kvformat.header import decode_header, encode_header
 from kvformat.key import key_prefix
@@ -15,22 +15,13 @@ from kvformat.objectmap import object_maps
 from kvformat.stores.protocol import Code
 from kvformat_connector import objectcheck
 
-TOKENS = [(1 + index) % 250 for index in range(27)]
-NUM_FULL = 6
 #: Which call of the store reads payload, by how requests are loaded.
 PAYLOAD_CALL = {True: "get_ranges", False: "get_objects"}
 
 
 @pytest.fixture
-def store() -> FaultyStore:
-    store = FaultyStore()
-    SimulatedEngine(store).serve(Request("c", TOKENS))
-    return store
-
-
-@pytest.fixture
-def expected() -> list[list[bytes]]:
-    return SimulatedEngine(FaultyStore()).serve(Request("reference", TOKENS)).kv
+def store(filled: FaultyStore) -> FaultyStore:
+    return filled
 
 
 @pytest.fixture(params=[True, False], ids=["layerwise", "bulk"])

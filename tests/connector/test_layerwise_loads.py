@@ -8,15 +8,13 @@ from typing import Any
 
 import pytest
 from faulty_store import FaultyStore
-from simulated_engine import Request, SimulatedEngine, make_layout
+from simulated_engine import NUM_FULL, TOKENS, Request, SimulatedEngine, make_layout
 
 from kvformat.objectmap import object_maps
 from kvformat.stores.protocol import Code
 from kvformat_connector.messages import BlockList, RequestStep, StepPlan
 from kvformat_connector.objectcheck import Checker
 
-TOKENS = [(1 + index) % 250 for index in range(27)]
-NUM_FULL = 6
 NUM_LAYERS = 8
 LAYOUT = make_layout(num_layers=NUM_LAYERS)
 

@@ -7,27 +7,17 @@ from collections.abc import Sequence
 
 import pytest
 from faulty_store import FaultyStore
-from simulated_engine import Request, SimulatedEngine
+from simulated_engine import NUM_FULL, TOKENS, Request, SimulatedEngine
 
 from kvformat_connector.objects import Rank
 from kvformat_connector.staging import Stage
-
-TOKENS = [(1 + index) % 250 for index in range(27)]
-NUM_FULL = 6
 
 pytestmark = pytest.mark.parametrize("use_layerwise", [True, False])
 
 
 @pytest.fixture
-def store() -> FaultyStore:
-    store = FaultyStore()
-    SimulatedEngine(store).serve(Request("c", TOKENS))
-    return store
-
-
-@pytest.fixture
-def expected() -> list[list[bytes]]:
-    return SimulatedEngine(FaultyStore()).serve(Request("reference", TOKENS)).kv
+def store(filled: FaultyStore) -> FaultyStore:
+    return filled
 
 
 def rank_of(engine: SimulatedEngine) -> Rank:

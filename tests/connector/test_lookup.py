@@ -20,11 +20,6 @@ class Clock:
         return self.now
 
 
-@pytest.fixture
-def store() -> FaultyStore:
-    return FaultyStore()
-
-
 def fill(store: FaultyStore, num_blocks: int, parts: tuple[str, ...] = ("p/",)) -> None:
     for part in parts:
         for block_hash in HASHES[:num_blocks]:

@@ -7,13 +7,10 @@ from typing import Any
 
 import pytest
 from faulty_store import FaultyStore
-from simulated_engine import BLOCK_SIZE, Request, SimulatedEngine
+from simulated_engine import BLOCK_SIZE, NUM_FULL, TOKENS, Request, SimulatedEngine
 
 from kvformat.stores.protocol import Code
 from kvformat_connector.answers import ask, code_name
-
-TOKENS = [(1 + index) % 250 for index in range(27)]
-NUM_FULL = 6
 
 NONSENSE: dict[str, Callable[[list[int]], Any]] = {
     "empty": lambda codes: [],
@@ -27,16 +24,6 @@ NONSENSE: dict[str, Callable[[list[int]], Any]] = {
     "lists": lambda codes: [[code] for code in codes],
     "raises": lambda codes: 1 / 0,
 }
-
-
-@pytest.fixture
-def store() -> FaultyStore:
-    return FaultyStore()
-
-
-@pytest.fixture
-def expected() -> list[list[bytes]]:
-    return SimulatedEngine(FaultyStore()).serve(Request("reference", TOKENS)).kv
 
 
 def expect_idle(store: FaultyStore, engine: SimulatedEngine) -> None:

@@ -10,13 +10,10 @@ from itertools import count
 
 import pytest
 from faulty_store import FaultyStore
-from simulated_engine import BLOCK_SIZE, Request, SimulatedEngine
+from simulated_engine import BLOCK_SIZE, NUM_FULL, TOKENS, Request, SimulatedEngine
 
 from kvformat.stores.protocol import Code
 from kvformat_connector.messages import BlockList, RequestStep, StepPlan
-
-TOKENS = [(1 + index) % 250 for index in range(27)]
-NUM_FULL = 6
 
 
 def test_a_hundred_thousand_blocks_leave_nothing_behind() -> None:

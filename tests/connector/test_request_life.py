@@ -6,21 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 from faulty_store import FaultyStore
-from simulated_engine import BLOCK_SIZE, Request, SimulatedEngine
+from simulated_engine import BLOCK_SIZE, Request, SimulatedEngine, prompt
 
 from kvformat.key import key_prefix
 from kvformat.objectmap import object_maps
 from kvformat.stores.protocol import Code
 from kvformat_connector.messages import StepPlan, WorkerReport
-
-
-def prompt(num_tokens: int, start: int = 1) -> list[int]:
-    return [(start + index) % 250 for index in range(num_tokens)]
-
-
-@pytest.fixture
-def store() -> FaultyStore:
-    return FaultyStore()
 
 
 @pytest.fixture

@@ -7,12 +7,10 @@ from typing import Any
 
 import pytest
 from faulty_store import FaultyStore
-from simulated_engine import Request, SimulatedEngine
+from simulated_engine import NUM_FULL, TOKENS, Request, SimulatedEngine
 
 from kvformat.stores.protocol import Code
 
-TOKENS = [(1 + index) % 250 for index in range(27)]
-NUM_FULL = 6
 NUM_LAYERS = 3
 
 
@@ -48,11 +46,6 @@ def store() -> RecordingStore:
     # Proves that the store can be read from: no canary comes before the headers of the next load.
     store.events.clear()
     return store
-
-
-@pytest.fixture
-def expected() -> list[list[bytes]]:
-    return SimulatedEngine(FaultyStore()).serve(Request("reference", TOKENS)).kv
 
 
 def load(store: RecordingStore, **options: object) -> list[list[bytes]]:

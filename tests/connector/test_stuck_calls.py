@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 from faulty_store import FaultyStore
-from simulated_engine import BLOCK_SIZE, Request, SimulatedEngine
+from simulated_engine import BLOCK_SIZE, NUM_FULL, TOKENS, Request, SimulatedEngine
 
 from kvformat.stores.protocol import Code
 from kvformat_connector import scheduler, worker
 
-TOKENS = [(1 + index) % 250 for index in range(27)]
-NUM_FULL = 6
 DEADLINE_MS = 150
 FAST = {"transfer_deadline_ms": DEADLINE_MS, "breaker_retry_ms": 20}
 
@@ -32,20 +30,10 @@ class Valve:
 
 
 @pytest.fixture
-def store() -> FaultyStore:
-    return FaultyStore()
-
-
-@pytest.fixture
 def valve() -> Iterator[Valve]:
     valve = Valve()
     yield valve
     valve.opened.set()
-
-
-@pytest.fixture
-def expected() -> list[list[bytes]]:
-    return SimulatedEngine(FaultyStore()).serve(Request("reference", TOKENS)).kv
 
 
 def until(condition: object, limit_s: float = 10.0) -> None:
@@ -94,33 +82,29 @@ def test_a_load_that_hangs_costs_one_deadline_and_the_next_requests_nothing(
     until(lambda: not store.num_open_sessions)
 
 
-def test_a_full_store_that_is_back_is_used_again(
-    store: FaultyStore, valve: Valve, expected: list[list[bytes]]
-) -> None:
-    """The probe finds no room for a manifest: the store answers, and its objects can be read."""
-    SimulatedEngine(store).serve(Request("c", TOKENS))
+def without_room(store: FaultyStore) -> None:
     [manifest] = [key for key in store.list() if key.endswith("manifest")]
     store.inner.remove([manifest])
     store.inner.put = lambda key, data: Code.NO_SPACE  # type: ignore[method-assign]
-    warm = SimulatedEngine(store, failed_key_retry_ms=0, **FAST)
-    store.before["get_ranges"] = valve
-    assert warm.serve(Request("w", TOKENS)).kv == expected
-    assert warm.counters.snapshot()["breaker.opened"] == 1
-    valve.opened.set()
-    run_idle_steps(warm)
-    again = warm.serve(Request("again", TOKENS))
-    assert (again.num_hit_tokens, again.kv) == (NUM_FULL * BLOCK_SIZE, expected)
 
 
-def test_a_store_that_is_only_read_is_used_again(
-    store: FaultyStore, valve: Valve, expected: list[list[bytes]]
-) -> None:
-    """The probe puts nothing where nothing can be put, and reads."""
-    SimulatedEngine(store).serve(Request("c", TOKENS))
+def only_read(store: FaultyStore) -> None:
     store.uri = "memory://?readonly=true"
     store.inner.put = lambda key, data: Code.UNAVAILABLE  # type: ignore[method-assign]
-    warm = SimulatedEngine(store, failed_key_retry_ms=0, **FAST)
-    store.before["get_ranges"] = valve
+
+
+@pytest.mark.parametrize("bend", [without_room, only_read])
+def test_a_store_that_takes_nothing_is_used_again_when_it_is_back(
+    filled: FaultyStore,
+    valve: Valve,
+    expected: list[list[bytes]],
+    bend: Callable[[FaultyStore], None],
+) -> None:
+    """Where the probe finds no room for a manifest, or may put nothing at all, it reads: the store
+    answers, and its objects can be read."""
+    bend(filled)
+    warm = SimulatedEngine(filled, failed_key_retry_ms=0, **FAST)
+    filled.before["get_ranges"] = valve
     assert warm.serve(Request("w", TOKENS)).kv == expected
     assert warm.counters.snapshot()["breaker.opened"] == 1
     valve.opened.set()

@@ -9,7 +9,15 @@ from typing import Any
 import msgspec
 import pytest
 from faulty_store import FaultyStore
-from simulated_engine import BLOCK_SIZE, Request, SimulatedEngine, make_layout
+from simulated_engine import (
+    BLOCK_SIZE,
+    NUM_FULL,
+    TOKENS,
+    Request,
+    SimulatedEngine,
+    make_layout,
+    prompt,
+)
 
 from kvformat.acceptance import check_header, check_range
 from kvformat.fingerprint import parse_manifest
@@ -27,25 +35,6 @@ from kvformat.objectmap import object_maps
 from kvformat.stores.memory import MemoryStore
 from kvformat.stores.protocol import Code
 from kvformat_connector.staging import Staging
-
-
-def prompt(num_tokens: int, start: int = 1) -> list[int]:
-    return [(start + index) % 250 for index in range(num_tokens)]
-
-
-TOKENS = prompt(27)
-NUM_FULL = 6  # blocks of 4 that 27 tokens fill
-
-
-@pytest.fixture
-def store() -> FaultyStore:
-    return FaultyStore()
-
-
-@pytest.fixture
-def expected() -> list[list[bytes]]:
-    """KV of TOKENS, computed by an engine with a store of its own."""
-    return SimulatedEngine(FaultyStore()).serve(Request("reference", TOKENS)).kv
 
 
 def block_keys(engine: SimulatedEngine, store: FaultyStore) -> dict[bytes, str]:

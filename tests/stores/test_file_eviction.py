@@ -18,11 +18,6 @@ Opener = Callable[[], Store]
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "store"
-
-
-@pytest.fixture
 def open_capped(folder: Path) -> Iterator[Opener]:
     """Opens stores on one folder with a cap of ``CAP`` bytes."""
     opened: list[Store] = []

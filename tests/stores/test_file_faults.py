@@ -9,7 +9,6 @@ import resource
 import shutil
 import stat
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,18 +18,6 @@ from conformance import HOSTILE_KEYS, Memory, random_bytes
 
 from kvformat.errors import ConfigError, Reason, StoreUnavailableError
 from kvformat.stores import Code, Store, open_store
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "store"
-
-
-@pytest.fixture
-def store(folder: Path) -> Iterator[Store]:
-    store = open_store(f"file://{folder}")
-    yield store
-    store.close()
 
 
 def files_of(folder: Path) -> set[str]:

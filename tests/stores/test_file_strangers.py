@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -30,18 +30,6 @@ store = FileStore(sys.argv[1])
 assert [store.put(f"k{n}", b"1234") for n in range(5)] == [0] * 5
 print(*store.list())
 """
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "store"
-
-
-@pytest.fixture
-def store(folder: Path) -> Iterator[Store]:
-    store = open_store(f"file://{folder}")
-    yield store
-    store.close()
 
 
 def make_socket(path: Path) -> None:

@@ -21,14 +21,21 @@ def test_a_store_that_works_is_left_as_it_was(tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_store_without_room_is_still_read(tmp_path: Path) -> None:
-    """The start goes on, and knows; what is in the store can be read."""
+@pytest.mark.parametrize(
+    ("option", "expected_room", "put"),
+    [("max_nbytes=1000", False, Code.NO_SPACE), ("readonly=true", True, Code.UNAVAILABLE)],
+)
+def test_a_store_that_takes_nothing_is_still_read(
+    tmp_path: Path, option: str, expected_room: bool, put: Code
+) -> None:
+    """The start goes on, and knows where there is no room; what is in the store can be read."""
     uri = f"file://{tmp_path / 'store'}"
     store, _ = open_checked_store(uri, "worker")
     assert store.put("key", b"data") == Code.OK
     store.close()
-    store, had_room = open_checked_store(f"{uri}?max_nbytes=1000", "worker")
-    assert not had_room
+    store, had_room = open_checked_store(f"{uri}?{option}", "worker")
+    assert had_room == expected_room
+    assert store.put("other", b"x" * 4096) == put
     assert store.get("key") == b"data"
     store.close()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -105,28 +104,8 @@ def test_a_store_that_fails_the_self_test_stops_the_start(
     assert store.is_closed.is_set()
 
 
-def test_a_store_that_works_is_opened(tmp_path: Path) -> None:
-    """It holds nothing of the self-test afterwards."""
-    store, _ = open_checked_store(f"file://{tmp_path / 'store'}", "worker")
-    assert list(store.list("")) == []
-    store.close()
-
-
 def test_a_wrong_option_of_a_store_arrives_as_such() -> None:
     """An error of opening keeps its kind and reason."""
     with pytest.raises(ConfigError) as caught:
         open_checked_store("gopher://nowhere", "worker")
     assert caught.value.reason is Reason.CONFIG_VALUE
-
-
-def test_a_store_that_is_only_read_is_left_as_it_is(tmp_path: Path) -> None:
-    """A folder with ``readonly=true`` starts an engine: nothing is put, what is there is read."""
-    uri = f"file://{tmp_path / 'store'}"
-    store, _ = open_checked_store(uri, "worker")
-    assert store.put("key", b"data") == Code.OK
-    store.close()
-    store, had_room = open_checked_store(f"{uri}?readonly=true", "worker")
-    assert had_room
-    assert store.put("other", b"data") == Code.UNAVAILABLE
-    assert store.get("key") == b"data"
-    store.close()

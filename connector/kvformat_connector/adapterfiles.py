@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import stat
 from pathlib import Path
 from typing import Final
 
@@ -41,11 +42,15 @@ class AdapterFiles:
 
 
 def signature(path: str) -> Signature:
-    """What changes when the files of an adapter do; empty where there is no such folder."""
+    """What changes when the files of an adapter do; empty where there is no such folder, or
+    something in it is no file."""
     try:
         with os.scandir(os.path.expanduser(path)) as entries:
             files = [(entry.name, entry.stat()) for entry in entries if _counts(entry.name)]
-    except OSError:
+    except (OSError, ValueError):  # no such folder, or no path at all
+        return ()
+    if not all(stat.S_ISREG(at.st_mode) for _, at in files):
+        # A pipe would be waited for, a device read without end.
         return ()
     return tuple(
         sorted(
@@ -60,7 +65,7 @@ def _counts(name: str) -> bool:
 
 
 def _read(path: str, found: Signature) -> str:
-    folder = Path(path).expanduser()
+    folder = Path(os.path.expanduser(path))
     names = [name for name, *_ in found]
     if _CONFIG_NAME not in names or len(names) < 2:
         logger.warning("%s holds no adapter: its requests are not stored", folder)

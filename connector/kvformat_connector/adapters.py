@@ -26,7 +26,9 @@ logger = logging.getLogger(__name__)
 
 #: A request waits at most so long for the digest of its adapter; then it is served without.
 _LIMIT_S: Final = 2.0
-_MAX_NAMES: Final = 4096
+#: Numbers and names that an engine knows. It forgets none, for one that has stood for several
+#: adapters must be remembered; later ones aren't pooled.
+_MAX_NAMES: Final = 1 << 16
 
 
 class _Look(msgspec.Struct, frozen=True):
@@ -125,7 +127,11 @@ class Adapters:
     def _is_constant(self, lora_request: Any, identity: str) -> bool:
         number = lora_request.lora_int_id
         path = lora_request.lora_path if self._hash_has_path else ""
-        name = self._names[number] = lora_request.lora_name, path
+        name = lora_request.lora_name, path
+        is_known = number in self._served and name in self._served
+        if not is_known and len(self._served) >= _MAX_NAMES:
+            return False
+        self._names[number] = name
         is_constant = True
         for served_as in (number, name):
             known = self._served.setdefault(served_as, identity)
@@ -134,10 +140,6 @@ class Adapters:
                 if known:
                     _warn(lora_request.lora_name, number)
                     self._served[served_as] = ""
-        while len(self._served) > _MAX_NAMES:
-            del self._served[next(iter(self._served))]
-        while len(self._names) > _MAX_NAMES:
-            del self._names[next(iter(self._names))]
         return is_constant
 
 

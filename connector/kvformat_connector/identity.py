@@ -15,6 +15,7 @@ import json
 import logging
 import os
 import re
+import stat
 import uuid
 import zipfile
 from collections.abc import Iterable, Iterator
@@ -102,6 +103,8 @@ def read_given(path: str) -> str:
     Raises ``ConfigError`` with reason ``config_value`` for a file that doesn't hold a short text.
     """
     try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise OSError("something that is no file")  # a pipe would be waited for
         with open(path, encoding="utf-8") as file:
             text = file.read(_MAX_GIVEN_LENGTH + 1).strip()
     except (OSError, ValueError) as error:
@@ -140,7 +143,7 @@ class NextWeights:
         return f"private:{uuid.uuid4().hex}"
 
     def _look(self) -> tuple[int, int]:
-        with suppress(OSError):
+        with suppress(OSError, ValueError):
             found = os.stat(self._path)
             return found.st_mtime_ns, found.st_ino
         return 0, 0
@@ -210,7 +213,7 @@ def _digest_of(path: Path) -> str:
             f"{_OPTION!r} to the revision or digest of the weights",
         )
     for pattern in _WHOLE_FILES:
-        for file in sorted(folder.glob(pattern)):
+        for file in sorted(filter(Path.is_file, folder.glob(pattern))):
             _add(digest, (file.name.encode(), file.read_bytes()))
     # Hundreds of files, with hundreds of tensors each: what takes time is waiting for the disk.
     with ThreadPoolExecutor(_NUM_READERS) as readers:

@@ -17,10 +17,11 @@ from simulated_engine import BLOCK_SIZE, TOKENS, Request, SimulatedEngine
 from kvformat.fingerprint import parse_manifest
 from kvformat.key import BlockKey, ManifestKey, format_key, parse_key
 from kvformat_connector import adapterfiles
+from kvformat_connector import adapters as adapters_module
 from kvformat_connector import worker as worker_module
 from kvformat_connector.adaptercheck import mistaken_requests
 from kvformat_connector.adapters import Adapters
-from kvformat_connector.engine import LoadedAdapters
+from kvformat_connector.engine import LoadedAdapters, adapterloads
 from kvformat_connector.messages import RequestStep
 from kvformat_connector.namespaces import Variant
 from kvformat_connector.scheduler import Scheduler
@@ -427,3 +428,47 @@ def test_many_adapters_take_little_memory(
     assert rank is not None
     assert len(rank._namespaces._kept) == 64
     assert len(published) == len(set(published)) == 70
+
+
+def test_what_stood_for_several_adapters_is_never_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine that has met more adapters than it remembers pools no new ones: an older one that
+    changed stays refused, by the scheduler and by the workers."""
+    monkeypatch.setattr(adapters_module, "_MAX_NAMES", 4)
+    monkeypatch.setattr(adapterloads, "_MAX_KEPT", 2)
+    adapters, loaded = Adapters(), LoadedAdapters()
+    hot = LoRARequest(save_adapter(tmp_path / "hot"), "hot", 1)
+    others = [LoRARequest(save_adapter(tmp_path / f"{n}"), f"{n}", n) for n in range(2, 9)]
+
+    def meet(lora: LoRARequest) -> tuple[str, str | None]:
+        loaded.load(lora.lora_int_id, lora.lora_path, lambda: None)
+        return identity(adapters, lora), loaded.digest(lora.lora_int_id)
+
+    told, known = meet(hot)
+    assert told == known != ""
+    change(tmp_path / "hot", b"b")
+    assert meet(hot) == ("", "")
+    assert all(meet(others[0]))
+    assert [meet(lora) for lora in others[1:]] == [("", "")] * 6
+    assert meet(hot) == ("", "")
+    assert all(meet(others[0]))
+
+
+def test_a_path_that_is_none_tells_nothing(tmp_path: Path) -> None:
+    """What names no folder, for the engine's or for the system's reasons, is no adapter and no
+    error on the engine's thread."""
+    for path in ("~nobody-has-this-name", "a\0b", "\udcff\ud800", "", str(tmp_path / "none")):
+        assert identity(Adapters(), LoRARequest(path)) == ""
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_what_is_no_file_is_not_read(tmp_path: Path, kind: str) -> None:
+    """A pipe in an adapter's folder would be waited for, a device read without end."""
+    path = Path(save_adapter(tmp_path / "a"))
+    (path / "adapter_config.json").unlink()
+    if kind == "pipe":
+        os.mkfifo(path / "adapter_config.json")
+    else:
+        (path / "adapter_config.json").symlink_to("/dev/zero")
+    assert identity(Adapters(), LoRARequest(str(path))) == ""

@@ -238,3 +238,14 @@ def test_a_file_that_names_nothing_stops_the_start(tmp_path: Path, text: str | N
     assert caught.value.reason is Reason.CONFIG_VALUE
     assert "'model_identity_file'" in caught.value.detail
     assert str(path) in caught.value.detail
+
+
+def test_what_is_no_file_names_nothing(tmp_path: Path) -> None:
+    """A pipe would hold the start and each reset up; a path may be none at all."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path in (str(pipe), "a\0b", "\ud800"):
+        with pytest.raises(ConfigError) as caught:
+            read_given(path)
+        assert caught.value.reason is Reason.CONFIG_VALUE
+        assert NextWeights(path).take().startswith("private:")

@@ -20,7 +20,7 @@ from kvformat_connector.adapterfiles import AdapterFiles, signature
 T = TypeVar("T")
 
 _METHOD: Final = "_load_adapter"
-_MAX_KEPT: Final = 4096
+_MAX_KEPT: Final = 1 << 16
 
 
 class LoadedAdapters:
@@ -30,6 +30,8 @@ class LoadedAdapters:
     def __init__(self) -> None:
         self._files = AdapterFiles()
         self._digests: dict[int, str] = {}
+        #: Whether there were more adapters than are remembered, and none is ever forgotten.
+        self._is_full = False
 
     def load(self, number: int, path: str, load: Callable[[], T]) -> T:
         """Load an adapter and remember what it was."""
@@ -39,16 +41,17 @@ class LoadedAdapters:
         if signature(path) != before:
             digest = ""
         # The engine's prefix cache knows an adapter by name: blocks of the one before may be left.
-        known = self._digests.pop(number, digest)
-        self._digests[number] = digest if digest == known else ""
-        while len(self._digests) > _MAX_KEPT:
-            del self._digests[next(iter(self._digests))]
+        known = self._digests.get(number, digest)
+        if number in self._digests or len(self._digests) < _MAX_KEPT:
+            self._digests[number] = digest if digest == known else ""
+        else:
+            self._is_full = True
         return loaded
 
     def digest(self, number: int) -> str | None:
         """What a number has always stood for; empty where that isn't certain, None where it has
         not been loaded."""
-        return self._digests.get(number)
+        return self._digests.get(number, "" if self._is_full else None)
 
 
 def can_watch_adapters() -> bool:

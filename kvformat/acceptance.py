@@ -20,7 +20,7 @@ from kvformat.errors import (
     HeaderError,
     Reason,
 )
-from kvformat.header import ObjectHeader, encode_header, new_header
+from kvformat.header import ObjectHeader, decode_header, encode_header, new_header
 from kvformat.objectmap import ObjectMap
 
 
@@ -149,6 +149,22 @@ def check_range(
     found, expected = checksum(data), int(header.checksums[range_index])
     if found != expected:
         raise range_mismatch(header, range_index, found)
+
+
+def check_object(data: bytes, object_map: ObjectMap, fingerprint: bytes, block_hash: bytes) -> None:
+    """Refuse bytes that are not, all of them, the object asked for: header, size and every range.
+
+    Raises ``RemoteDataError`` as :func:`check_header` and :func:`check_range` do.
+    """
+    header = decode_header(data[: object_map.header_nbytes], object_map.header_nbytes)
+    check_header(header, object_map, fingerprint, block_hash)
+    if len(data) != object_map.nbytes:
+        raise HeaderError(
+            Reason.WRONG_SIZE, f"object has {len(data)} bytes, expected {object_map.nbytes}"
+        )
+    view = memoryview(data)
+    for index, layer in enumerate(object_map.layers):
+        check_range(header, index, view[layer.offset : layer.offset + layer.nbytes])
 
 
 def range_mismatch(header: ObjectHeader, range_index: int, found: int) -> ChecksumMismatchError:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from kvformat_connector.identity import WEIGHT_SUFFIXES, adapter_digest
+from kvformat_connector.recent import Recent
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +25,7 @@ class AdapterFiles:
     """Digests of adapters, each taken once for the same files. One thread calls."""
 
     def __init__(self) -> None:
-        self._digests: dict[tuple[str, Signature], str] = {}
+        self._digests: Recent[tuple[str, Signature], str] = Recent(_MAX_DIGESTS)
 
     def digest(self, path: str) -> str:
         """``digest:<64 hex>`` of an adapter's files; empty where there is none, or where they
@@ -32,12 +33,10 @@ class AdapterFiles:
         found = signature(path)
         if not found:
             return ""
-        digest = self._digests.pop((path, found), None)
+        digest = self._digests.get((path, found))
         if digest is None:
             digest = _read(path, found)
-        self._digests[path, found] = digest
-        while len(self._digests) > _MAX_DIGESTS:
-            del self._digests[next(iter(self._digests))]
+        self._digests.keep((path, found), digest)
         return digest
 
 

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from kvformat.errors import Reason, StoreUnavailableError
 from kvformat.stores.protocol import Code
 
 logger = logging.getLogger(__name__)
@@ -60,3 +61,14 @@ def answer_name(answer: int) -> str:
         return str(answer)
     name = code_name(answer)
     return f"{name} {answer}" if name == "code_other" else name
+
+
+def self_test_failed(
+    uri: str, step: str, expected: str, found: str, hint: str = ""
+) -> StoreUnavailableError:
+    """The error for a store that doesn't do what every store must."""
+    return StoreUnavailableError(
+        Reason.STORE_UNAVAILABLE,
+        f"option store: the self-test on {uri!r} failed at {step!r}: expected {expected}, "
+        f"found {found}{hint}",
+    )

@@ -17,7 +17,7 @@ from kvformat.stores.protocol import Code
 from kvformat_connector.answers import Moved, code_name
 from kvformat_connector.breaker import Breaker
 from kvformat_connector.damaged import suspects_among
-from kvformat_connector.loading import count_failures
+from kvformat_connector.loading import count_loads
 from kvformat_connector.objectcheck import Checker, Failures, among, expect_nbytes, rows_at
 from kvformat_connector.objects import Rank
 from kvformat_connector.reading import (
@@ -134,11 +134,7 @@ class BulkLoads:
 
     def _outcome(self, load: _Load) -> BulkOutcome:
         failures = load.failures.seal()
-        count_failures(self._counters, load.failures)
-        for rows in load.rows:
-            num_loaded = rows.num_live
-            self._counters.add("load.blocks", num_loaded)
-            self._counters.add("load.nbytes", num_loaded * rows.template.object_map.nbytes)
+        count_loads(self._counters, load.rows, load.failures)
         return BulkOutcome(
             request_id=load.request_id,
             block_ids={id_ for f in failures for id_ in f.rows.block_ids_of(f.row)},
@@ -156,7 +152,7 @@ class BulkLoads:
         mine = [load for load in self._loads if load.channel is channel]
         for load in mine:
             load.is_given_up = True
-        self._lane.submit(int).result()
+        self._lane.drain()
         for load in mine:
             load.failures.add_all(load.rows, DEADLINE, detail)
             suspects += [rows.keys[0] for rows in load.rows]
@@ -200,7 +196,7 @@ class BulkLoads:
         """What was read is still there when it has been read."""
         assert load.channel is not None
         # The first headers are the lane's to judge.
-        self._lane.submit(int).result()
+        self._lane.drain()
         reader = ObjectReader(
             self._rank, load.rows, load.channel, self._breaker, self._counters, load.checker,
             load.failures, self._deadline_s,

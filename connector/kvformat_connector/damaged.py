@@ -18,17 +18,15 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from kvformat.acceptance import check_header, check_range
-from kvformat.errors import HeaderError, Reason, RemoteDataError
-from kvformat.header import decode_header
+from kvformat.acceptance import check_object
+from kvformat.errors import Reason, RemoteDataError
 from kvformat.key import BlockKey, parse_key
-from kvformat.objectmap import ObjectMap
 from kvformat.stores.protocol import Code
 from kvformat_connector.answers import ask, code_name
 from kvformat_connector.objectcheck import Failure
 from kvformat_connector.objects import Rank
 from kvformat_connector.stats import Counters
-from kvformat_connector.transfer import Channel
+from kvformat_connector.transfer import Lane
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +68,7 @@ def suspects_among(failures: Iterable[Failure]) -> list[str]:
 
 
 class Damaged:
-    """``suspect`` and ``poll`` are the engine's thread; a channel of its own calls the store, so
+    """``suspect`` and ``poll`` are the engine's thread; a lane of its own calls the store, so
     that no load or save waits for it."""
 
     def __init__(
@@ -79,7 +77,7 @@ class Damaged:
         self._rank = rank
         self._counters = counters
         self._clock = clock
-        self._channel = Channel("damaged")
+        self._lane = Lane("damaged")
         self._maps = {
             (template.object_map.group_bitmap, template.object_map.shard): template.object_map
             for template in rank.own.gets
@@ -95,13 +93,13 @@ class Damaged:
 
     def poll(self) -> None:
         """Go on where something is due and the store isn't being asked. Waits for nothing."""
-        if not self._suspects or not self._channel.is_idle:
+        if not self._suspects or not self._lane.is_idle:
             return
         self._suspects = {k: each for k, each in self._suspects.items() if not each.is_over}
         now = self._clock()
         for key, suspect in self._suspects.items():
             if suspect.due_at <= now:
-                self._channel.submit(self._judge, key, suspect)
+                self._lane.post(self._judge, key, suspect)
 
     @property
     def num_suspects(self) -> int:
@@ -110,7 +108,7 @@ class Damaged:
 
     def close(self, timeout_s: float) -> None:
         """End the thread."""
-        self._channel.close(timeout_s)
+        self._lane.close(timeout_s)
 
     def _judge(self, key: str, suspect: _Suspect) -> None:
         try:
@@ -165,16 +163,3 @@ class _Suspect:
         self.num_tries = 0
         self.is_proven = False
         self.is_over = False
-
-
-def check_object(data: bytes, object_map: ObjectMap, fingerprint: bytes, block_hash: bytes) -> None:
-    """Refuse bytes that are not, all of them, the object asked for. Raises ``RemoteDataError``."""
-    header = decode_header(data[: object_map.header_nbytes], object_map.header_nbytes)
-    check_header(header, object_map, fingerprint, block_hash)
-    if len(data) != object_map.nbytes:
-        raise HeaderError(
-            Reason.WRONG_SIZE, f"object has {len(data)} bytes, expected {object_map.nbytes}"
-        )
-    view = memoryview(data)
-    for index, layer in enumerate(object_map.layers):
-        check_range(header, index, view[layer.offset : layer.offset + layer.nbytes])

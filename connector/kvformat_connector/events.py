@@ -16,6 +16,7 @@ import msgspec
 
 from kvformat_connector.messages import StepPlan, StoredBlock
 from kvformat_connector.needs import ObjectNeeds
+from kvformat_connector.recent import Recent
 
 #: Blocks that are planned and never reported (given up, there already) must not pile up.
 _MAX_PLANNED: Final = 1 << 16
@@ -46,7 +47,7 @@ class StoredEvents:
         self._needs = {need.object_index: need for need in needs}
         self._hash_block_size = hash_block_size
         self._requests: dict[str, _Tracked] = {}
-        self._planned: dict[StoredBlock, _Planned] = {}
+        self._planned: Recent[StoredBlock, _Planned] = Recent(_MAX_PLANNED)
         self._events: list[Any] = []
 
     def track(self, request: Any) -> None:
@@ -71,8 +72,6 @@ class StoredEvents:
             for blocks in step.saves:
                 for block_hash in blocks.block_hashes:
                     self._plan(tracked, blocks.object_index, block_hash)
-        while len(self._planned) > _MAX_PLANNED:
-            del self._planned[next(iter(self._planned))]
 
     def stored(self, blocks: Iterable[StoredBlock]) -> None:
         """Workers have committed these objects."""
@@ -100,12 +99,13 @@ class StoredEvents:
         need = self._needs[object_index]
         first = last + 1 - need.hashes_per_block
         size = self._hash_block_size
-        self._planned[StoredBlock(object_index, block_hash)] = _Planned(
+        planned = _Planned(
             num_missing=len(need.parts),
             parent=hashes[first - 1] if first else None,
             token_ids=list(tracked.request.all_token_ids[first * size : (last + 1) * size]),
             lora_request=tracked.request.lora_request,
         )
+        self._planned.keep(StoredBlock(object_index, block_hash), planned)
 
     def _event(self, block: StoredBlock, planned: _Planned) -> Any:
         from vllm.distributed.kv_events import BlockStored

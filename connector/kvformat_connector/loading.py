@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Final
 
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 #: for calls are made smaller until it does. Of so many deadlines together the late calls of a step
 #: take its last chance: a store whose every call is only just in time would hold the batch up for
 #: as long as there are calls.
-_LATE_SHARE: Final = 0.2
+LATE_SHARE: Final = 0.2
 _MAX_LATE_DEADLINES: Final = 2
 
 
@@ -94,8 +94,7 @@ class LoadStep:
         self._ended: Future[None] | None = None
         self._awaited: set[int] = set()
         self._waited_s = 0.0
-        #: What late calls took; the channel's thread.
-        self._late_s = 0.0
+        self._late_before_s = self._channel.late_s
         # Nothing lands in the cache once the engine has given the load up.
         self._gate = threading.Lock()
         self._is_given_up = False
@@ -152,13 +151,9 @@ class LoadStep:
         )
 
     def _count(self) -> None:
-        count_failures(self._counters, self._failures)
+        count_loads(self._counters, self._rows, self._failures)
         self._counters.observe("header", self._reader.header_s)
         self._counters.observe("layer_wait", self._waited_s)
-        for rows in self._rows:
-            num_loaded = rows.num_live
-            self._counters.add("load.blocks", num_loaded)
-            self._counters.add("load.nbytes", num_loaded * rows.template.object_map.nbytes)
 
     def _wait_for(self, job: Future[None]) -> None:
         if job.done() or self._is_given_up:
@@ -277,15 +272,13 @@ class LoadStep:
         read = self._reader.read_layer(rows, chunk, layer)
         if read is not None:
             self._lane.post(self._guarded, self._check, rows, layer, chunk, read)
-        self._note_late(self._channel.last_call_s)
+        self._give_up_late()
 
-    def _note_late(self, call_s: float) -> None:
+    def _give_up_late(self) -> None:
         """Give the rest up where calls, each of them in time, hold the step up all the same."""
-        if call_s <= _LATE_SHARE * self._deadline_s:
-            return
-        self._late_s += call_s
-        if self._late_s > _MAX_LATE_DEADLINES * self._deadline_s:
-            detail = f"late calls took {self._late_s:g} s together"
+        late_s = self._channel.late_s - self._late_before_s
+        if late_s > _MAX_LATE_DEADLINES * self._deadline_s:
+            detail = f"late calls took {late_s:g} s together"
             self._failures.add_all(self._rows, DEADLINE, detail)
             self._breaker.trip(f"loading: {detail}", [rows.keys[0] for rows in self._rows[:1]])
 
@@ -320,8 +313,11 @@ class LoadStep:
                 )
 
 
-def count_failures(counters: Counters, failures: Failures) -> None:
-    """Count what was not used, by reason, and tell the operator."""
+def count_loads(counters: Counters, loaded: Sequence[Rows], failures: Failures) -> None:
+    """Count what was loaded, and what was not used by reason; the operator is told of that."""
+    for rows in loaded:
+        counters.add("load.blocks", rows.num_live)
+        counters.add("load.nbytes", rows.num_live * rows.template.object_map.nbytes)
     for failure in failures.seal():
         key = failure.rows.keys[failure.row]
         counters.reject(key, failure.reason, failure.detail)

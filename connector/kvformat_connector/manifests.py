@@ -10,6 +10,7 @@ from typing import Final
 
 from kvformat_connector.namespaces import Variant
 from kvformat_connector.objects import Rank
+from kvformat_connector.recent import Recent
 from kvformat_connector.transfer import Channel
 
 #: A store may evict a manifest like any object, so it is offered again from time to time while the
@@ -26,7 +27,7 @@ class Manifests:
     def __init__(self, rank: Rank, clock: Callable[[], float]) -> None:
         self._rank = rank
         self._clock = clock
-        self._due_at: dict[Variant, float] = {}
+        self._due_at: Recent[Variant, float] = Recent(_MAX_KEPT)
 
     def publish(self, variants: Iterable[Variant], channel: Channel) -> None:
         """Have the channel store those that are due."""
@@ -34,7 +35,5 @@ class Manifests:
         for variant in variants:
             if now < self._due_at.get(variant, now):
                 continue
-            while len(self._due_at) >= _MAX_KEPT:
-                del self._due_at[next(iter(self._due_at))]
-            self._due_at[variant] = now + _EVERY_S
-            channel.submit(self._rank.publish_manifest, channel, self._rank.templates(variant))
+            self._due_at.keep(variant, now + _EVERY_S)
+            channel.post(self._rank.publish_manifest, channel, self._rank.templates(variant))

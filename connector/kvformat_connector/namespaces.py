@@ -16,6 +16,7 @@ from typing import Final, Generic, TypeVar
 import msgspec
 
 from kvformat.layout import Layout
+from kvformat_connector.recent import Recent
 
 T = TypeVar("T")
 
@@ -58,15 +59,12 @@ class Namespaces(Generic[T]):
     def __init__(self, layout: Layout, make: Callable[[Layout], T]) -> None:
         self._layout = layout
         self._make = make
-        self._kept: dict[Variant, T] = {}
+        self._kept: Recent[Variant, T] = Recent(_MAX_KEPT)
 
     def of(self, variant: Variant) -> T:
         """The value of a variant."""
-        found = self._kept.pop(variant, None)
+        found = self._kept.get(variant)
         if found is None:
             found = self._make(layout_of(self._layout, variant))
-            while len(self._kept) >= _MAX_KEPT:
-                del self._kept[next(iter(self._kept))]
-        # Last in a dictionary is last used.
-        self._kept[variant] = found
+        self._kept.keep(variant, found)
         return found

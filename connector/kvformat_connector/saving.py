@@ -123,7 +123,7 @@ class SaveStep:
         for copied in self._copied:
             copied.result()
         self._ended_at = time.perf_counter()
-        self._lane.submit(self._finish, tainted)
+        self._lane.post(self._finish, tainted)
 
     @property
     def is_done(self) -> bool:
@@ -172,7 +172,7 @@ class SaveStep:
         # As late as may be: an open session keeps other writers out, and has an end.
         if not self._is_opened:
             self._is_opened = True
-            self._channel.submit(self._guarded, self._open_objects)
+            self._channel.post(self._guarded, self._open_objects)
 
     def _open_objects(self) -> None:
         for rows in self._rows:
@@ -212,7 +212,7 @@ class SaveStep:
             if self._rank.saves_overlap:
                 self._store_held()
                 if self._may_commit_early and self._written[id(rows)].all():
-                    self._channel.submit(self._guarded, self._commit_rows, rows, frozenset())
+                    self._channel.post(self._guarded, self._commit_rows, rows, frozenset())
 
     def _take_stage(self, num_rows: int, row_nbytes: int) -> Stage | None:
         staging = self._rank.save_staging
@@ -231,7 +231,7 @@ class SaveStep:
             self._open_once()
         for copied in held:
             self._take_checksums(copied)
-            self._channel.submit(self._guarded, self._put_stage, copied)
+            self._channel.post(self._guarded, self._put_stage, copied)
 
     def _take_checksums(self, copied: _Copied) -> None:
         rows, layer, chunk, stage = copied
@@ -243,13 +243,15 @@ class SaveStep:
 
     def _finish(self, tainted: set[str]) -> None:
         self._guarded(self._store_held)
-        self._channel.submit(self._guarded, self._commit_objects, tainted)
-        self._channel.submit(self._end)
+        self._channel.post(self._guarded, self._commit_objects, tainted)
+        self._channel.post(self._end)
 
     def _end(self) -> None:
-        self._guarded(self._sessions.close)
-        self.give_back_stages()
-        self._done.set_result(None)
+        try:
+            self._guarded(self._sessions.close)
+            self.give_back_stages()
+        finally:
+            self._done.set_result(None)
 
     def _put_stage(self, copied: _Copied) -> None:
         rows, layer, chunk, stage = copied

@@ -11,11 +11,11 @@ from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
 import kvformat
 from kvformat import registry
-from kvformat.errors import ConnectorError, Reason, StoreUnavailableError
+from kvformat.errors import ConnectorError
 from kvformat.stores.opening import open_store
 from kvformat.stores.protocol import Code, Store
 from kvformat.stores.uri import is_readonly
-from kvformat_connector.answers import answer_name
+from kvformat_connector.answers import answer_name, self_test_failed
 from kvformat_connector.config import Options, parse_range_debug
 from kvformat_connector.deadline import within
 from kvformat_connector.tracing import TracedStore
@@ -123,13 +123,15 @@ def check_by_use(store: Store) -> bool:
     if code == Code.NO_SPACE:
         return False
     if code != Code.OK:
-        raise _failed(store, "put", answer_name(Code.OK), answer_name(code))
+        raise self_test_failed(store.uri, "put", answer_name(Code.OK), answer_name(code))
     found = store.get(key)
     if found != content:
-        raise _failed(store, "get", "the bytes put", "nothing" if found is None else "other bytes")
+        raise self_test_failed(
+            store.uri, "get", "the bytes put", "nothing" if found is None else "other bytes"
+        )
     code = store.remove([key])[0]
     if code != Code.OK:
-        raise _failed(store, "remove", answer_name(Code.OK), answer_name(code))
+        raise self_test_failed(store.uri, "remove", answer_name(Code.OK), answer_name(code))
     return True
 
 
@@ -155,12 +157,4 @@ def log_versions(store: Store) -> None:
         named[mooncake.distribution] = mooncake.version
     logger.info(
         "store %s; %s", store.uri, ", ".join(f"{name} {text}" for name, text in named.items())
-    )
-
-
-def _failed(store: Store, step: str, expected: str, found: str) -> StoreUnavailableError:
-    return StoreUnavailableError(
-        Reason.STORE_UNAVAILABLE,
-        f"option store: the self-test on {store.uri!r} failed at {step!r}: expected {expected}, "
-        f"found {found}",
     )

@@ -8,6 +8,7 @@ come back. Range calls can't be cancelled, so the thread stays in it; it ends wh
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import threading
 import time
@@ -66,6 +67,10 @@ class Lane:
         """Whether everything that was submitted has run."""
         return self._num_run == self._num_submitted
 
+    def drain(self) -> None:
+        """Wait until everything that was submitted has run."""
+        self.submit(int).result()
+
     def close(self, timeout_s: float | None = None) -> None:
         """End the thread when what has been submitted is done, and wait for that so long. What is
         submitted later runs all the same, on a thread that ends after it."""
@@ -103,12 +108,18 @@ class Lane:
 class Channel:
     """A lane whose jobs call a store through :meth:`ask`."""
 
-    def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        name: str,
+        clock: Callable[[], float] = time.monotonic,
+        late_after_s: float = math.inf,
+    ) -> None:
         self._lane = Lane(name)
         self._clock = clock
         self._called_at: float | None = None
-        #: How long the last call took.
-        self.last_call_s = 0.0
+        #: How long each call took that took longer than ``late_after_s``, all together.
+        self.late_s = 0.0
+        self._late_after_s = late_after_s
         self._is_abandoned = False
 
     def submit(self, job: Callable[..., T], *arguments: Any) -> Future[T]:
@@ -134,7 +145,9 @@ class Channel:
             return ask(call, keys, *rest)
         finally:
             self._called_at = None
-            self.last_call_s = self._clock() - called_at
+            took = self._clock() - called_at
+            if took > self._late_after_s:
+                self.late_s += took
 
     @property
     def call_age_s(self) -> float:
@@ -177,17 +190,18 @@ class Channel:
 class Channels:
     """The channel in use of one purpose, and those left behind in a call that hangs."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, late_after_s: float = math.inf) -> None:
         self._name = name
+        self._late_after_s = late_after_s
         self._left_behind: list[Channel] = []
-        self.current = Channel(name)
+        self.current = self._next()
 
     def leave(self, channel: Channel) -> None:
         """Abandon a channel and go on with a new one."""
         channel.abandon()
         if channel is self.current:
             self._left_behind.append(channel)
-            self.current = Channel(self._name)
+            self.current = self._next()
 
     @property
     def num_left_behind(self) -> int:
@@ -201,3 +215,6 @@ class Channels:
     def close(self, timeout_s: float) -> None:
         """End the thread in use when it is done; those that hang end with the process."""
         self.current.close(timeout_s)
+
+    def _next(self) -> Channel:
+        return Channel(self._name, late_after_s=self._late_after_s)

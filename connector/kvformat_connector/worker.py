@@ -26,7 +26,7 @@ from kvformat_connector.engine import (
     merge_over_tensor_ranks,
     wait_for_tensor_ranks,
 )
-from kvformat_connector.loading import LoadOutcome, LoadStep
+from kvformat_connector.loading import LATE_SHARE, LoadOutcome, LoadStep
 from kvformat_connector.manifests import Manifests
 from kvformat_connector.messages import StepPlan, StoredBlock, WorkerReport, merge_reports
 from kvformat_connector.needs import fails_by_block
@@ -88,7 +88,7 @@ class Worker:
         self._bulk: BulkLoads | None = None
         self._damaged: Damaged | None = None
         self._manifests: Manifests | None = None
-        self._load_channels = Channels("load")
+        self._load_channels = Channels("load", LATE_SHARE * self._deadline_s)
         self._save_channels = Channels("save")
         self._check_lane = Lane("check")
         self._copy_lane = Lane("copy")
@@ -100,8 +100,7 @@ class Worker:
         self._saves: SaveStep | None = None
         #: Saves of earlier steps that are not committed yet, and those that nobody waits for since
         #: their channel was left behind.
-        self._pending: list[SaveStep] = []
-        self._left_behind: list[SaveStep] = []
+        self._saving: list[SaveStep] = []
         self._save_wait_s = _SAVE_WAIT_S
         self._failed_block_ids: set[int] = set()
         self._tainted: set[str] = set()
@@ -192,8 +191,7 @@ class Worker:
             for address in self._unhooked:
                 saves.put(address)
             saves.end(tainted)
-            # Somebody may have settled during the step.
-            (self._left_behind if saves.is_left_behind else self._pending).append(saves)
+            self._saving.append(saves)
             # One step waits for a store that is too slow, the next ones don't.
             self._save_wait_s = 0.0 if saves.found_no_stage else _SAVE_WAIT_S
 
@@ -232,7 +230,7 @@ class Worker:
         left behind is given up. False where it isn't in time."""
         deadline = self._clock() + timeout_s
         self._forget_done()
-        while self._pending:
+        while self._awaited_saves:
             if self._clock() > deadline:
                 return False
             self._is_store_usable()
@@ -243,9 +241,7 @@ class Worker:
     @property
     def num_open_sessions(self) -> int:
         """Sessions that are open: 0 when the engine is idle and the store keeps up."""
-        saves = [*self._pending, *self._left_behind]
-        if self._saves is not None:
-            saves.append(self._saves)
+        saves = self._saving if self._saves is None else [*self._saving, self._saves]
         num_open = sum(step.num_open_sessions for step in saves)
         return num_open + (0 if self._rank is None else len(self._rank.open_gets))
 
@@ -310,7 +306,7 @@ class Worker:
         if held_by:
             self._counters.add(held_by, sum(len(blocks.block_hashes) for blocks in saves))
             return
-        pending = {key for step in (*self._pending, *self._left_behind) for key in step.keys}
+        pending = {key for step in self._saving for key in step.keys}
         rows = self._rank.rows_to_put(plan.requests, without=pending)
         if rows:
             self._saves = SaveStep(
@@ -397,28 +393,30 @@ class Worker:
     def _is_store_usable(self) -> bool:
         """Look after calls that hang; whether the store may be used in this step."""
         self._forget_done()
-        if self._pending:
+        if awaited := self._awaited_saves:
             channel = self._save_channels.current
             if channel.call_age_s > self._deadline_s:
                 self._save_channels.leave(channel)
-                for step in self._pending:
+                for step in awaited:
                     step.give_back_stages()
-                self._left_behind += self._pending
-                self._pending = []
                 self._breaker.trip(f"saving: a call took more than {self._deadline_s:g} s")
         if not self._breaker.is_open:
             return True
         return self.num_left_behind <= _MAX_LEFT_BEHIND and self._breaker.poll()
 
+    @property
+    def _awaited_saves(self) -> list[SaveStep]:
+        """Those of them whose calls nobody has left behind."""
+        return [step for step in self._saving if not step.is_left_behind]
+
     def _forget_done(self) -> None:
-        if not self._pending and not self._left_behind:
+        if not self._saving:
             return
         if self._tells_stored:
-            for step in (*self._pending, *self._left_behind):
+            for step in self._saving:
                 if step.is_done:
                     self._stored += step.committed
-        self._pending = [step for step in self._pending if not step.is_done]
-        self._left_behind = [step for step in self._left_behind if not step.is_done]
+        self._saving = [step for step in self._saving if not step.is_done]
         self._counters.set("open_sessions", self.num_open_sessions)
 
     def _probe(self, suspects: Sequence[str]) -> bool:

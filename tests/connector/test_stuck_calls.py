@@ -224,7 +224,7 @@ def test_a_step_whose_channel_is_left_behind_while_it_computes_ends_too(
     assert settle(10)
     staging = engine.worker._rank.save_staging  # type: ignore[union-attr]
     until(lambda: not staging.num_taken_nbytes)
-    until(lambda: settle(0.0) and not engine.worker._left_behind)
+    until(lambda: settle(0.0) and not engine.worker._saving)
     assert (store.num_open_sessions, engine.worker.num_open_sessions) == (0, 0)
 
 

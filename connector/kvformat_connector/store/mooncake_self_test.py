@@ -16,10 +16,9 @@ import uuid
 from collections.abc import Callable
 from typing import NoReturn
 
-from kvformat.errors import Reason, StoreUnavailableError
 from kvformat.stores.arguments import address_of
 from kvformat.stores.protocol import Code, Store
-from kvformat_connector.answers import answer_name
+from kvformat_connector.answers import answer_name, self_test_failed
 from kvformat_connector.deadline import within
 from kvformat_connector.store.mooncake_client import MooncakeVersions
 
@@ -54,12 +53,8 @@ def _use(
     has_storage: Callable[[], bool | None],
 ) -> bool:
     def fail(step: str, expected: str, found: str, hint: str) -> NoReturn:
-        raise StoreUnavailableError(
-            Reason.STORE_UNAVAILABLE,
-            f"option store: the self-test on {store.uri!r} failed at {step!r}: expected "
-            f"{expected}, found {found}; {hint} "
-            f"(client: {versions.distribution} {versions.version})",
-        )
+        client = f"{versions.distribution} {versions.version}"
+        raise self_test_failed(store.uri, step, expected, found, f"; {hint} (client: {client})")
 
     def expect(step: str, found: int, expected: int) -> None:
         if found != expected:

@@ -26,6 +26,7 @@ from kvformat_connector.pacing import Pace
 from kvformat_connector.rows import Indices, ObjectTemplate, Rows, make_rows
 from kvformat_connector.sessions import Asking, SessionBook
 from kvformat_connector.staging import Stage, Staging
+from kvformat_connector.transfer import Lane
 
 #: A transfer is checked and copied while the next one moves, so no stage takes all of the memory.
 _STAGES_PER_STAGING: Final = 4
@@ -83,10 +84,11 @@ class Rank:
         self.verifies_payload = options.verify == "checksum"
         #: The order in which the engine computes layers.
         self.sequence = [LayerAddress(placed.group, placed.layer) for placed in placement.layers]
-        self.load_staging = Staging(store, options.staging_bytes // 2, deadline_s)
-        self.save_staging = Staging(store, options.staging_bytes // 2, deadline_s)
+        self.registrar = Lane("register")
+        self.load_staging = Staging(store, options.staging_bytes // 2, self.registrar, deadline_s)
+        self.save_staging = Staging(store, options.staging_bytes // 2, self.registrar, deadline_s)
         # Apart from the rest: stages of layers may all be held by jobs that wait for a commit.
-        self.header_staging = Staging(store, _HEADER_STAGING_NBYTES, deadline_s)
+        self.header_staging = Staging(store, _HEADER_STAGING_NBYTES, self.registrar, deadline_s)
         #: Whether layers are stored while the next ones are computed. On the processor that also
         #: computes, storing would take from computing what it hides; but whoever cuts objects
         #: along the layers wants them early.

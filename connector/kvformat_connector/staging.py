@@ -22,8 +22,6 @@ from kvformat_connector.answers import code_name
 from kvformat_connector.transfer import Lane
 
 _MIN_NBYTES: Final = 64 << 10
-#: Pinning some hundred MiB for a network card takes a fraction of it.
-_REGISTER_S: Final = 5.0
 _MAX_ROW_SIZES: Final = 8
 
 
@@ -75,13 +73,13 @@ class Stage:
 class Staging:
     """Stages of at most ``max_nbytes`` together, used again and again. Any thread may call."""
 
-    def __init__(self, store: Store, max_nbytes: int, deadline_s: float = _REGISTER_S) -> None:
-        """``deadline_s``: how long the store may take to learn of new memory."""
+    def __init__(self, store: Store, max_nbytes: int, registrar: Lane, deadline_s: float) -> None:
+        """``registrar`` tells the store of new memory, which may take ``deadline_s``: a call that
+        may hang, and has no channel that watches it."""
         self._store = store
         self.max_nbytes = max_nbytes
         self._deadline_s = deadline_s
-        #: Tells the store of memory: a call that may hang, and has no channel that watches it.
-        self._registrar = Lane("register")
+        self._registrar = registrar
         self._stuck: Future[int] | None = None
         self._changed = threading.Condition()
         self._free: dict[int, list[_Memory]] = {}

@@ -257,8 +257,9 @@ class Worker:
         self.end_step()
         deadline = self._clock() + _CLOSE_LIMIT_S
         self.settle(_CLOSE_LIMIT_S)
+        registrar = None if self._rank is None else self._rank.registrar
         for thread in (self._load_channels, self._save_channels, self._bulk, self._damaged,
-                       self._check_lane, self._copy_lane):  # fmt: skip
+                       self._check_lane, self._copy_lane, registrar):  # fmt: skip
             if thread is not None:
                 thread.close(max(0.0, deadline - self._clock()))
         close_within(_CLOSE_LIMIT_S, self._store)

@@ -12,6 +12,7 @@ from kvformat.errors import Reason, TransferError
 from kvformat.stores.memory import MemoryStore
 from kvformat.stores.protocol import Code
 from kvformat_connector.staging import Staging
+from kvformat_connector.transfer import Lane
 
 NBYTES = 64 << 10
 
@@ -48,7 +49,7 @@ def test_memory_that_the_store_cannot_use_is_not_counted(
 ) -> None:
     """A store that refuses new memory, or raises, costs that stage and no room for later ones."""
     store = PickyStore()
-    staging = Staging(store, NBYTES)
+    staging = Staging(store, NBYTES, Lane("register"), 5.0)
     store.answer = answer
     for _ in range(3):
         with pytest.raises(error):
@@ -65,7 +66,7 @@ def test_a_store_that_hangs_over_new_memory_is_not_waited_for() -> None:
     """A call that tells the store of memory and doesn't return is given up after the deadline, the
     next ones at once; when it returns, the store forgets that memory and can be told of other."""
     store = PickyStore()
-    staging = Staging(store, 4 * NBYTES, deadline_s=0.05)
+    staging = Staging(store, 4 * NBYTES, Lane("register"), 0.05)
     opened = threading.Event()
     store.answer = lambda: Code.OK if opened.wait(60) else Code.INTERNAL
     for _ in range(2):

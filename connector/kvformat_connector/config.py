@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import os
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 from urllib.parse import urlencode
 
@@ -233,7 +233,11 @@ def _hint(name: str, given: Mapping[str, Any]) -> str:
         scheme = str(given.get("store") or given.get("backend") or "").partition(":")[0]
         uri = next((uri for uri in uris if uri.startswith(f"{scheme}:")), uris[0])
         return f"it is one of the store: put it into option 'store', as in {uri}?{name}=..."
-    known = Options.__struct_fields__
+    return closest(name, Options.__struct_fields__)
+
+
+def closest(name: str, known: Sequence[str]) -> str:
+    """What somebody who wrote ``name`` may have meant."""
     close = difflib.get_close_matches(name, known, n=1)
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
 

@@ -8,7 +8,6 @@ there is no other way.
 from __future__ import annotations
 
 import ast
-import difflib
 import os
 import socket
 from collections.abc import Mapping, Sequence
@@ -31,6 +30,7 @@ from kvformat.stores.uri import parse_store_uri
 from kvformat_connector.config import (
     RANGE_DEBUG_VARIABLE,
     Options,
+    closest,
     directions,
     parse_options,
     parse_range_debug,
@@ -303,8 +303,7 @@ def _unknown_fields(name: str, document: Mapping[str, Any]) -> Sequence[Check]:
     found: list[Check] = []
     for field in document:
         if field not in known:
-            close = difflib.get_close_matches(str(field), known, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
+            hint = closest(str(field), known)
             error = ConfigError(
                 Reason.CONFIG_UNKNOWN,
                 f"vLLM has no field {field!r} in --kv-transfer-config; {hint}",

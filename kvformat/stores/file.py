@@ -40,7 +40,7 @@ from kvformat.stores.file_objects import ObjectFiles, ReadFile, ReadOnlyFiles, W
 from kvformat.stores.file_ranges import move_pieces, move_ranges
 from kvformat.stores.protocol import Code
 from kvformat.stores.uri import (
-    parse_flag,
+    is_readonly,
     parse_nbytes,
     parse_store_uri,
     refuse_unknown_options,
@@ -72,12 +72,12 @@ class FileStore:
             raise ConfigError(
                 Reason.CONFIG_VALUE, f"option max_nbytes: expected above zero, found {cap!r}"
             )
-        is_readonly = parse_flag("readonly", parsed.options.get("readonly", "false"))
+        only_reads = is_readonly(uri)
         self.uri = uri
         self._files: ReadOnlyFiles | None  # None when closed
         self._writable: ObjectFiles | None = None  # the same files, if they may be changed
         try:
-            if is_readonly:
+            if only_reads:
                 self._files = ReadOnlyFiles(parsed.path)
             else:
                 self._files = self._writable = ObjectFiles(parsed.path, max_nbytes)
@@ -85,7 +85,7 @@ class FileStore:
             raise StoreUnavailableError(
                 Reason.STORE_UNAVAILABLE,
                 f"option store: folder {parsed.path!r} can't be used: {error}"
-                + ("" if is_readonly else " (option readonly=true only reads)"),
+                + ("" if only_reads else " (option readonly=true only reads)"),
             ) from error
         self._starting = threading.Lock()  # one put_start or close at a time
         self._lock = threading.Lock()  # the sessions; never held during I/O

@@ -16,6 +16,7 @@ import msgspec
 
 from kvformat.errors import ConfigError, Reason
 from kvformat.stores.uri import (
+    parse_flag,
     parse_nbytes,
     parse_store_uri,
     parse_whole_number,
@@ -143,13 +144,7 @@ def _preferred_segment(values: dict[str, str]) -> str:
 
 
 def _switch(values: dict[str, str], option: str) -> bool | None:
-    if (text := values.get(option)) is None:
-        return None
-    if text not in ("true", "false"):
-        raise ConfigError(
-            Reason.CONFIG_VALUE, f"option {option}: expected true or false, found {text!r}"
-        )
-    return text == "true"
+    return parse_flag(option, values[option]) if option in values else None
 
 
 def _whole_number(values: dict[str, str], option: str) -> int | None:
